@@ -1,0 +1,152 @@
+"""One frozen dataclass per job, its presets, and its JSON round trip. Nothing here imports torch."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from debias_diffusion.captions.augment import RECIPES
+from debias_diffusion.captions.sentences import SPLITTERS
+from debias_diffusion.encoders.specs import KEEP, SPECS, split_source
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run. Defaults are the published DeBias-CLIP recipe; where it is silent, the field says whose choice it is."""
+
+    output: str = ""
+    """Folder of the run: config.json, metrics.jsonl, TensorBoard files, checkpoints/, and at the end encoder/."""
+    data: str = ""
+    """ShareGPT4V's .json, a .jsonl manifest (image, caption), a folder of pictures with .txt beside them, or "scenes"
+    for the miniature world."""
+    image_root: str = ""
+    """Folder that the picture paths of `data` start from; empty means the folder `data` lies in."""
+    held_out: int = 1000
+    """First records of ShareGPT4V's json that are never trained on."""
+    encoder: str = "ViT-L-14:openai"
+    """Start: ROW:TAG, ROW:random, ROW:PATH, a saved encoder folder, or a checkpoint file."""
+    recipe: str = "debias"
+    """What the short branch reads; one row of the paper's ablation: long-clip, +remove, +sample, debias."""
+    context_length: int = 248
+    """Positions of the trained text tower; the base's table is stretched to it."""
+    keep_positions: int = KEEP
+    """First position rows that stay the base's own."""
+    splitter: str = "nupunkt"
+    """Sentence splitter: nupunkt (our choice; the paper's is unknown), or flair / long-clip, the rules of earlier work."""
+    short_weight: float = 0.1
+    """Weight of the short branch's loss; the full branch has the rest."""
+    pca_dim: int = 32
+    """Principal components of the image features that the short branch is matched with; 0 leaves the features whole."""
+    pca_batch: int = 64
+    """Pictures over which the components are computed (unknown in the paper; 64 a GPU there); 0 means the whole batch.
+    Groups are cut from the global batch, so the loss does not depend on the number of processes."""
+    pca_renormalise: bool = False
+    """Whether reconstructed features are normalised again (unknown in the paper; Long-CLIP does not)."""
+    label_smoothing: float = 0.0
+    """Label smoothing of both losses (the paper lists none; Long-CLIP has 0.1)."""
+    epochs: int = 3
+    batch_size: int = 256
+    """Pairs in one contrastive batch, over all processes."""
+    max_steps: int = 0
+    """Ends the run, and its schedule, after so many steps; 0 means all epochs."""
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.01
+    """Of all trained weights, norms and biases included, as published."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_steps: int = 200
+    """Steps of linear warm-up before the cosine to zero."""
+    max_logit_scale: float = 100.0
+    """The learned logit scale is clamped to at most this (open_clip's habit)."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the forward pass; weights and optimiser stay in float32. The paper used fp16 on GPUs."""
+    train_towers: Literal["both", "text", "image"] = "both"
+    gradient_checkpointing: bool = False
+    """Recomputes block activations in the backward pass: less memory, a third more time."""
+    seed: int = 0
+    """Order of samples and augmentation depend on this, the epoch and the sample's index alone."""
+    workers: int = 4
+    """Processes that read pictures, for each training process."""
+    log_every: int = 10
+    save_every: int = 500
+    """Steps between checkpoints; one is also saved at the end and on SIGTERM or Ctrl-C."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints that are kept."""
+    resume: bool = False
+    """Goes on from the newest checkpoint in `output`."""
+
+    def problems(self) -> list[str]:
+        """Impossible settings, one line each, found without loading anything."""
+        return [text for wrong, text in self._rules() if wrong]
+
+    def _rules(self) -> list[tuple[bool, str]]:
+        local = self.pca_batch or self.batch_size
+        row = split_source(self.encoder)
+        return [
+            (not self.output, "--output is missing: name the folder of the run"),
+            (not self.data, "--data is missing: a .json, a .jsonl, a folder, or scenes"),
+            (self.recipe not in RECIPES, f"recipe {self.recipe!r} is unknown; recipes: {', '.join(RECIPES)}"),
+            (self.splitter not in SPLITTERS, f"splitter {self.splitter!r} is unknown; splitters: {', '.join(SPLITTERS)}"),
+            (not 0 <= self.short_weight <= 1, f"short-weight is {self.short_weight}; expected 0 to 1"),
+            (not 0 <= self.label_smoothing < 1, f"label-smoothing is {self.label_smoothing}; expected 0 to below 1"),
+            (self.batch_size < 2, f"batch-size is {self.batch_size}; a contrastive batch needs 2 pairs or more"),
+            (self.pca_dim < 0 or self.pca_batch < 0, "pca-dim and pca-batch must not be negative"),
+            (
+                0 < min(local, self.batch_size) <= self.pca_dim,
+                f"pca-dim is {self.pca_dim} but its batch holds {min(local, self.batch_size)} pictures; "
+                "raise --batch-size or --pca-batch above it, or lower --pca-dim",
+            ),
+            (
+                row is not None and self.context_length < SPECS[row[0]].context_length,
+                f"context-length {self.context_length} is shorter than the base's; it can only be stretched",
+            ),
+            (self.keep_positions < 0, f"keep-positions is {self.keep_positions}; expected 0 or more"),
+            (self.epochs < 1 and self.max_steps < 1, "nothing to do: epochs and max-steps are both below 1"),
+            (min(self.learning_rate, self.weight_decay, self.warmup_steps, self.max_steps, self.workers) < 0,
+             "learning-rate, weight-decay, warmup-steps, max-steps and workers must not be negative"),
+            (min(self.log_every, self.save_every, self.keep_checkpoints) < 1,
+             "log-every, save-every and keep-checkpoints must be 1 or more"),
+            (self.data not in ("", "scenes") and not Path(self.data).exists(), f"no data at {self.data!r}"),
+            (bool(self.image_root) and not Path(self.image_root).is_dir(), f"image-root {self.image_root!r} is no folder"),
+        ]  # fmt: skip
+
+    def to_json(self) -> str:
+        """The config as JSON text, every field named."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> "TrainConfig":
+        """The config a run was started with; an unknown field is an error."""
+        values: dict[str, Any] = json.loads(text)
+        values["betas"] = tuple(values["betas"])
+        return TrainConfig(**values)
+
+
+LONG_CLIP = {"recipe": "long-clip", "short_weight": 0.5, "label_smoothing": 0.1}
+"""Long-CLIP's own loss: both branches alike, the first sentence as the short text, label smoothing."""
+
+_MINIATURE = TrainConfig(
+    data="scenes",
+    encoder="miniature:base",
+    batch_size=64,
+    learning_rate=5e-4,
+    warmup_steps=30,
+    epochs=1,
+    max_steps=400,
+    workers=1,
+)
+
+PRESETS: dict[str, TrainConfig] = {
+    "debias-b16": TrainConfig(encoder="ViT-B-16:openai"),
+    "debias-l14": TrainConfig(encoder="ViT-L-14:openai"),
+    "debias-bigg14": TrainConfig(encoder="ViT-bigG-14:laion2b_s39b_b160k", gradient_checkpointing=True, precision="bf16"),
+    "long-clip": TrainConfig(encoder="ViT-B-16:openai", recipe="long-clip"),
+    "+remove": TrainConfig(encoder="ViT-B-16:openai", recipe="+remove"),
+    "+sample": TrainConfig(encoder="ViT-B-16:openai", recipe="+sample"),
+    "debias": TrainConfig(encoder="ViT-B-16:openai", recipe="debias"),
+    "long-clip-published": TrainConfig(encoder="ViT-B-16:openai", **LONG_CLIP),  # type: ignore[arg-type]
+    "miniature-debias": _MINIATURE,
+    "miniature-long-clip": dataclasses.replace(_MINIATURE, **LONG_CLIP),  # type: ignore[arg-type]
+}
+"""Named runs: three sizes of the published recipe; the paper's four ablation rows on ViT-B/16, differing in the short
+text alone; Long-CLIP with its own published loss; and the miniature's two."""

@@ -1,0 +1,155 @@
+"""The exact fast text forward: pay for the words, not for the padding.
+
+Under causal attention nothing after the EOT token reaches the pooled feature, and the prefix that token padding puts
+in front (SOT and pads) is the same for every caption. So the tokens of a batch are packed into one long row without
+padding, the prefix is computed once, and each caption attends to as much of it as it has: equal to the plain forward up
+to rounding, in features and gradients.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+_BUCKET = 16
+"""Captions whose attention is computed together; they are sorted by length, so few positions are wasted."""
+
+
+def why_not_packed(text: nn.Module) -> str | None:
+    """The reason why this text tower needs the plain forward, or None if packing is exact for it."""
+    if getattr(text, "attn_mask", None) is None:
+        return "its attention is bidirectional: every position sees the padding"
+    if getattr(text, "pool_type", None) != "argmax":
+        return f"it pools by {getattr(text, 'pool_type', None)!r}, not at the EOT token"
+    if getattr(text, "cls_emb", None) is not None:
+        return "it appends a class token"
+    if not all(isinstance(getattr(b, "attn", None), nn.MultiheadAttention) for b in text.transformer.resblocks):
+        return "its attention blocks are of a custom kind"
+    return None
+
+
+def encode_text(text: nn.Module, input_ids: Tensor, num_prefix: Tensor | None = None) -> Tensor:
+    """Projected text features (batch, dim), not normalised, equal to `text(input_ids)` of the plain tower.
+
+    `input_ids` (batch, length) hold SOT, `num_prefix` pads (batch,), the words, EOT (the largest id), then padding;
+    `num_prefix` None means no pads in front. Lengths up to the context are taken. Towers that cannot be packed (see
+    `why_not_packed`) take the plain path.
+    """
+    if why_not_packed(text) is not None:
+        return plain_encode_text(text, input_ids)
+    layout = _layout(input_ids, num_prefix, text.token_embedding.weight.device)
+    x = text.token_embedding(layout.ids) + text.positional_embedding[layout.positions]  # (tokens, width)
+    x = x.to(text.transformer.get_cast_dtype())
+    for block in text.transformer.resblocks:
+        if text.transformer.grad_checkpointing and torch.is_grad_enabled():
+            x = checkpoint(_block, block, x, layout, use_reentrant=False)
+        else:
+            x = _block(block, x, layout)
+    pooled = text.ln_final(x[layout.ends])  # (batch, width)
+    if isinstance(text.text_projection, nn.Linear):
+        return text.text_projection(pooled)
+    return pooled if text.text_projection is None else pooled @ text.text_projection
+
+
+def plain_encode_text(text: nn.Module, input_ids: Tensor) -> Tensor:
+    """The tower's own forward on rows of full context length; shorter rows are filled with its pad id."""
+    missing = text.context_length - input_ids.shape[1]
+    if missing < 0:
+        raise ValueError(f"input_ids have {input_ids.shape[1]} positions, the text tower {text.context_length}")
+    input_ids = input_ids.to(text.token_embedding.weight.device)
+    return text(F.pad(input_ids, (0, missing), value=getattr(text, "pad_id", 0)))
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    captions: int
+    length: int
+    mask: Tensor  # (captions, 1, length, prefix + length) True where attention is allowed
+    prefix: int
+
+
+@dataclass(frozen=True)
+class _Layout:
+    ids: Tensor  # (tokens,) prefix first, then each caption's own tokens
+    positions: Tensor  # (tokens,)
+    ends: Tensor  # (batch,) row of each caption's EOT
+    prefix: int  # tokens of the shared prefix, SOT included
+    buckets: tuple[_Bucket, ...]
+    pack: Tensor  # (padded tokens,) packed row of each bucket position; padding points at token 0
+    unpack: Tensor  # (tokens - prefix,) bucket position of each own token
+
+
+def _layout(input_ids: Tensor, num_prefix: Tensor | None, device: torch.device) -> _Layout:
+    ids = input_ids.cpu()
+    ends = ids.argmax(dim=1)
+    starts = torch.ones_like(ends) if num_prefix is None else num_prefix.cpu() + 1
+    lengths = ends - starts + 1  # own tokens: words and EOT
+    if bool((lengths < 1).any()):
+        raise ValueError("a row has no EOT after its prefix; EOT must be the largest id of each row")
+    prefix = int(starts.max())
+    deepest = int(starts.argmax())
+    first = prefix + torch.cumsum(lengths, 0) - lengths  # packed row of each caption's first own token
+    owner = torch.repeat_interleave(torch.arange(len(ids)), lengths)
+    inside = torch.arange(int(lengths.sum())) - (first - prefix)[owner]
+    own_positions = starts[owner] + inside
+    buckets, pack, base = _bucketise(starts, lengths, first)
+    return _Layout(
+        ids=torch.cat([ids[deepest, :prefix], ids[owner, own_positions]]).to(device),
+        positions=torch.cat([torch.arange(prefix), own_positions]).to(device),
+        ends=(first + lengths - 1).to(device),
+        prefix=prefix,
+        buckets=tuple(replace(b, mask=b.mask.to(device)) for b in buckets),
+        pack=pack.to(device),
+        unpack=(base[owner] + inside).to(device),
+    )
+
+
+def _bucketise(starts: Tensor, lengths: Tensor, first: Tensor) -> tuple[list[_Bucket], Tensor, Tensor]:
+    """Buckets, the packed row of each bucket position, and the bucket position where each caption starts."""
+    # Captions without pads in front need one prefix token only, so they are kept apart from those with many.
+    order = torch.argsort((starts > 1).long() * 100_000 + lengths, stable=True)
+    buckets: list[_Bucket] = []
+    rows: list[Tensor] = []
+    base = torch.empty_like(starts)
+    offset = 0
+    for chunk in order.split(_BUCKET):
+        length, prefix = int(lengths[chunk].max()), int(starts[chunk].max())
+        column = torch.arange(length)
+        valid = column < lengths[chunk, None]
+        rows.append(torch.where(valid, first[chunk, None] + column, 0).flatten())
+        own = (column[None, :] <= column[:, None]) & valid[:, None, :]  # (captions, query, key)
+        shared = (torch.arange(prefix) < starts[chunk, None])[:, None, :].expand(-1, length, -1)
+        buckets.append(_Bucket(len(chunk), length, torch.cat([shared, own], 2)[:, None], prefix))
+        base[chunk] = offset + torch.arange(len(chunk)) * length
+        offset += len(chunk) * length
+    return buckets, torch.cat(rows), base
+
+
+def _block(block: nn.Module, x: Tensor, layout: _Layout) -> Tensor:
+    x = x + block.ls_1(_attention(block.attn, block.ln_1(x), layout))
+    return x + block.ls_2(block.mlp(block.ln_2(x)))
+
+
+def _attention(attn: nn.MultiheadAttention, x: Tensor, layout: _Layout) -> Tensor:
+    qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)  # (tokens, 3 * width)
+    shared_q, shared_k, shared_v = _split_heads(qkv[None, : layout.prefix], attn.num_heads)
+    outputs = [F.scaled_dot_product_attention(shared_q, shared_k, shared_v, is_causal=True).transpose(1, 2).flatten(0, 1)]
+    sizes = [b.captions * b.length for b in layout.buckets]
+    own = []
+    for bucket, rows in zip(layout.buckets, qkv.index_select(0, layout.pack).split(sizes), strict=True):
+        q, k, v = _split_heads(rows.view(bucket.captions, bucket.length, -1), attn.num_heads)
+        expand = (bucket.captions, -1, -1, -1)
+        k = torch.cat([shared_k[:, :, : bucket.prefix].expand(expand), k], 2)
+        v = torch.cat([shared_v[:, :, : bucket.prefix].expand(expand), v], 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bucket.mask)
+        own.append(out.transpose(1, 2).flatten(0, 1))  # (captions * length, head, dim)
+    outputs.append(torch.cat(own).index_select(0, layout.unpack))
+    return attn.out_proj(torch.cat(outputs).flatten(1))
+
+
+def _split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(batch, length, 3 * width) -> three times (batch, head, length, dim)."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return q, k, v

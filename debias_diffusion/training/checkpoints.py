@@ -1,0 +1,45 @@
+"""Checkpoints of a run: written under another name and renamed when whole, the newest kept, the newest found."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+_NAME = re.compile(r"step-(\d{8})")
+_STATE_FILE = "run.json"
+
+
+def save_checkpoint(accelerator: Accelerator, folder: Path, step: int, run: dict[str, Any], keep: int) -> None:
+    """Writes model, optimiser, scaler and `run` as `folder`/step-N; every process must call it."""
+    final = folder / f"step-{step:08d}"
+    partial = folder / f".{final.name}.partial"
+    if accelerator.is_main_process:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(partial))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        (partial / _STATE_FILE).write_text(json.dumps({"step": step, **run}))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in find_checkpoints(folder)[:-keep]:
+            shutil.rmtree(old)
+    accelerator.wait_for_everyone()
+
+
+def find_checkpoints(folder: Path) -> list[Path]:
+    """Whole checkpoints, oldest first; what an interrupted write left behind is not one."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and (p / _STATE_FILE).is_file())
+
+
+def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> dict[str, Any]:
+    """Restores what `save_checkpoint` wrote into the prepared objects; returns its `run` with "step"."""
+    accelerator.load_state(str(checkpoint))
+    run: dict[str, Any] = json.loads((checkpoint / _STATE_FILE).read_text())
+    return run

@@ -1,0 +1,268 @@
+"""The training job: rows -> both branches -> one forward -> gathered loss -> step -> checkpoint -> encoder folder."""
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from debias_diffusion.captions.augment import RECIPES
+from debias_diffusion.config import TrainConfig
+from debias_diffusion.data.collate import Batch, PairSource, StepOrder, TextBranches, TrainingRows, collate_rows
+from debias_diffusion.data.pairs import open_pairs
+from debias_diffusion.data.scene_sets import ScenePairs
+from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder, source_context_length
+from debias_diffusion.encoders.encoder import Encoder
+from debias_diffusion.encoders.positions import freeze_first_positions, thaw_positions
+from debias_diffusion.training.checkpoints import find_checkpoints, load_checkpoint, save_checkpoint
+from debias_diffusion.training.optim import choose_towers, learning_rate_at, make_optimizer
+from debias_diffusion.training.progress import FaultLog, Progress
+from debias_diffusion.training.step import LossRule, StepLoss, TwoBranchModel, two_branch_loss
+
+logger = logging.getLogger(__name__)
+
+_MAY_CHANGE = {"output", "resume", "workers", "log_every", "save_every", "keep_checkpoints", "image_root", "data"}
+"""Fields that a resumed run may change: none of them changes what is learned."""
+
+
+class Interrupted(RuntimeError):
+    """The run was asked to stop; it has saved a checkpoint."""
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss became NaN or infinite; the last good checkpoint is untouched."""
+
+
+def train(config: TrainConfig) -> Path:
+    """Runs the job and returns the folder of the trained encoder, `config.output`/encoder.
+
+    Raises ValueError for impossible settings before anything is loaded, `NonFiniteLoss`, and `Interrupted` after SIGTERM
+    or Ctrl-C with a checkpoint saved.
+    """
+    check(config)
+    accelerator = Accelerator(mixed_precision={"fp32": "no"}.get(config.precision, config.precision))
+    _check_processes(config, accelerator)
+    folder = Path(config.output)
+    checkpoints = find_checkpoints(folder / "checkpoints")
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(config.to_json())
+    run = _Run(config, accelerator)
+    if config.resume and checkpoints:
+        run.restore(checkpoints[-1])
+    with _StopSignals() as stop:
+        run.go(stop)
+    return run.export(folder / "encoder")
+
+
+def check(config: TrainConfig) -> None:
+    """Refuses impossible settings and a folder that holds another run, without loading torch models or data."""
+    problems = config.problems()
+    base = source_context_length(config.encoder)
+    if base is not None and config.context_length < base and not problems:
+        problems = [f"context-length {config.context_length} is shorter than the base's {base}; it can only be stretched"]
+    if problems:
+        raise ValueError("; ".join(problems))
+    folder = Path(config.output)
+    found = find_checkpoints(folder / "checkpoints")
+    if found and not config.resume:
+        raise ValueError(f"{folder} already holds a run ({found[-1].name}); add --resume to go on, or name another --output")
+    if found:
+        _check_same_run(config, TrainConfig.from_json((folder / "config.json").read_text()))
+    elif config.resume and (folder / "config.json").is_file():
+        logger.warning("%s holds no checkpoint yet; starting from the beginning", folder)
+
+
+def _check_same_run(config: TrainConfig, earlier: TrainConfig) -> None:
+    now, then = dataclasses.asdict(config), dataclasses.asdict(earlier)
+    changed = [f"{k} {then[k]!r} -> {now[k]!r}" for k in now if k not in _MAY_CHANGE and now[k] != then[k]]
+    if changed:
+        raise ValueError(f"a resumed run keeps its settings, but these changed: {', '.join(changed)}")
+
+
+def _check_processes(config: TrainConfig, accelerator: Accelerator) -> None:
+    asked = int(os.environ.get("WORLD_SIZE", os.environ.get("DEBIAS_NUM_PROCESSES", "1")))
+    if accelerator.num_processes != asked:
+        raise ValueError(f"{asked} processes were asked for, but {accelerator.num_processes} started; see the README's launch lines")
+    if config.batch_size % accelerator.num_processes:
+        raise ValueError(f"batch-size {config.batch_size} does not divide among {accelerator.num_processes} processes")
+    if config.precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+
+
+def open_source(config: TrainConfig) -> PairSource:
+    """The training pairs that `config.data` names."""
+    if config.data == "scenes":
+        return ScenePairs(size=config.batch_size * max(config.max_steps, 1000), seed=config.seed)
+    return open_pairs(config.data, config.image_root or None, held_out=config.held_out)
+
+
+class _Run:
+    """Everything one run holds between steps."""
+
+    def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
+        self.config, self.accelerator, self.step = config, accelerator, 0
+        self.pairs = open_source(config)
+        per_epoch = len(self.pairs) // config.batch_size
+        self.total_steps = config.max_steps or per_epoch * config.epochs
+        self.encoder = load_encoder(config.encoder).stretched(config.context_length, config.keep_positions)
+        clip = self.encoder.model
+        choose_towers(clip, config.train_towers)
+        freeze_first_positions(clip.text, config.keep_positions)
+        if config.gradient_checkpointing:
+            clip.set_grad_checkpointing(True)
+        optimizer = make_optimizer(clip.parameters(), config.learning_rate, config.weight_decay, config.betas)
+        self.model, self.optimizer = accelerator.prepare(TwoBranchModel(clip), optimizer)
+        self.rule = LossRule(
+            config.short_weight, config.pca_dim, config.pca_batch, config.pca_renormalise, config.label_smoothing
+        )
+        self.faults = FaultLog([])
+
+    def restore(self, checkpoint: Path) -> None:
+        """Goes back to a checkpoint."""
+        run = load_checkpoint(self.accelerator, checkpoint)
+        self.step = run["step"]
+        self.faults = FaultLog(run["faults"])
+        logger.info("resumed at step %d from %s", self.step, checkpoint)
+
+    def go(self, stop: "_StopSignals") -> None:
+        """Trains to the last step, or until `stop` asks for an end."""
+        config, folder = self.config, Path(self.config.output)
+        title = f"{config.recipe} from {self.encoder.name}"
+        progress = Progress(folder, self.total_steps, self.step, is_main=self.accelerator.is_main_process, title=title)
+        try:
+            self.model.train()
+            saved = self.step
+            for batch in self._loader():
+                loss = self._step(batch)
+                self.step += 1
+                progress.step(loss.num_pairs)
+                stopping = self._any(stop.requested)
+                if self.step % config.log_every == 0 or self.step in (1, self.total_steps):
+                    progress.record(self.step, self._values(loss))
+                if stopping or self.step % config.save_every == 0 or self.step == self.total_steps:
+                    self._save(folder)
+                    saved = self.step
+                if stopping and self.step < self.total_steps:
+                    raise Interrupted(f"stopped at step {saved} of {self.total_steps}; go on with --resume")
+        finally:
+            progress.close()
+        if self.faults.named:
+            logger.warning("%d pictures could not be read and were left out", len(self.faults.named))
+
+    def export(self, folder: Path) -> Path:
+        """Writes the encoder as it is now."""
+        clip = self.accelerator.unwrap_model(self.model).clip
+        thaw_positions(clip.text)
+        history = {
+            **self.encoder.history,
+            "training": dataclasses.asdict(self.config) | {"output": "", "steps": self.step, "pairs": len(self.pairs)},
+            "unreadable_pictures": len(self.faults.named),
+        }
+        encoder: Encoder = dataclasses.replace(self.encoder, name=self.config.recipe, model=clip.eval(), history=history)
+        if self.accelerator.is_main_process:
+            save_encoder(encoder, folder)
+        self.accelerator.wait_for_everyone()
+        return folder
+
+    def _loader(self) -> DataLoader[Batch]:
+        config, accelerator = self.config, self.accelerator
+        order = StepOrder(
+            len(self.pairs), config.batch_size, self.total_steps, seed=config.seed, first_step=self.step,
+            rank=accelerator.process_index, world=accelerator.num_processes,
+        )  # fmt: skip
+        branches = TextBranches(self.encoder.tokenizer, RECIPES[config.recipe], config.splitter, config.seed)
+        return DataLoader(
+            TrainingRows(self.pairs, branches, self.encoder.preprocess),
+            batch_sampler=order,
+            collate_fn=partial(collate_rows, context_length=config.context_length),
+            num_workers=config.workers,
+            worker_init_fn=_prepare_worker,
+            pin_memory=accelerator.device.type == "cuda",
+        )
+
+    def _step(self, batch: Batch) -> StepLoss:
+        config, device = self.config, self.accelerator.device
+        self.faults.add(batch.faults)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate_at(self.step, config.learning_rate, config.warmup_steps, self.total_steps)
+        input_ids, num_prefix = batch.texts()
+        with self.accelerator.autocast():
+            image, text, logit_scale = self.model(batch.pixel_values.to(device, non_blocking=True), input_ids, num_prefix)
+        loss = two_branch_loss(image, text, logit_scale, self.rule)
+        if self._any(not bool(torch.isfinite(loss.total))):
+            raise NonFiniteLoss(
+                f"the loss is {float(loss.total)} at step {self.step}; samples here: {', '.join(batch.keys)}; "
+                "the last checkpoint is untouched; try a lower --learning-rate or fp32"
+            )
+        self.optimizer.zero_grad()
+        self.accelerator.backward(loss.total)
+        self.optimizer.step()
+        clip = self.accelerator.unwrap_model(self.model).clip
+        with torch.no_grad():
+            clip.logit_scale.clamp_(0, math.log(config.max_logit_scale))
+        return loss
+
+    def _values(self, loss: StepLoss) -> dict[str, float]:
+        parts: Tensor = torch.stack([loss.full, loss.short, loss.recall])
+        full, short, recall = self.accelerator.reduce(parts, reduction="mean").tolist()
+        weight = self.config.short_weight
+        clip = self.accelerator.unwrap_model(self.model).clip
+        return {
+            "loss": weight * short + (1 - weight) * full,
+            "loss_full": full,
+            "loss_short": short,
+            "recall": recall,
+            "logit_scale": float(clip.logit_scale.exp()),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+        }
+
+    def _save(self, folder: Path) -> None:
+        run = {"faults": self.faults.named}
+        save_checkpoint(self.accelerator, folder / "checkpoints", self.step, run, self.config.keep_checkpoints)
+
+    def _any(self, flag: bool) -> bool:
+        if self.accelerator.num_processes == 1:
+            return flag
+        votes = torch.tensor(float(flag), device=self.accelerator.device)
+        return float(self.accelerator.reduce(votes, reduction="sum")) > 0
+
+
+class _StopSignals:
+    """Turns SIGTERM and Ctrl-C into a request to stop after the step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def __enter__(self) -> "_StopSignals":
+        self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        logger.warning("%s: saving after this step", signal.Signals(number).name)
+
+
+def _prepare_worker(_: int) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides; a worker must not die first
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """What a run recorded, oldest first."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,85 @@
+"""The two-branch contrastive loss, as functions of features: testable without models or processes."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+class _PrincipalPart(Function):
+    """Projects centred rows X (n, dim) onto their top principal directions: Q X, with Q the top eigenvectors' projector
+    of X X'. The gradient of Q holds pairs of one kept and one dropped direction only, so that equal or vanishing
+    singular values among the kept, or among the dropped, cannot blow it up, as they do when an SVD is differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        values, vectors = torch.linalg.eigh((x @ x.T).double())  # ascending
+        projector = (vectors[:, -dim:] @ vectors[:, -dim:].T).to(x.dtype)
+        ctx.save_for_backward(x, values, vectors, projector)
+        ctx.dim = dim
+        return projector @ x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        x, values, vectors, projector = ctx.saved_tensors
+        (grad,) = grads
+        dropped, kept = vectors[:, : -ctx.dim], vectors[:, -ctx.dim :]
+        outer = (grad @ x.T).double()
+        gaps = values[-ctx.dim :, None] - values[None, : -ctx.dim]  # (kept, dropped), not negative
+        tiny = torch.finfo(torch.float64).eps * values[-1].clamp_min(torch.finfo(torch.float64).tiny)
+        pull = kept.T @ (outer + outer.T) @ dropped / gaps.clamp_min(tiny)
+        through_projector = kept @ torch.where(gaps > tiny, pull, 0.0) @ dropped.T
+        return projector @ grad + (through_projector + through_projector.T).to(x.dtype) @ x, None
+
+
+def principal_part(features: Tensor, dim: int, *, renormalise: bool = False) -> Tensor:
+    """Features (batch, width) rebuilt from the batch's top `dim` principal components (Long-CLIP's coarse image feature).
+
+    Mean over the batch, centre, project, add the mean; in float32. A batch of `dim` + 1 rows or fewer comes back
+    unchanged, since centred rows have no more directions than that. Gradients flow through the components.
+    """
+    features = features.float()
+    mean = features.mean(0, keepdim=True)
+    if len(features) <= dim + 1 or dim >= features.shape[1]:
+        rebuilt = features
+    else:
+        rebuilt = mean + _PrincipalPart.apply(features - mean, dim)
+    return F.normalize(rebuilt, dim=-1) if renormalise else rebuilt
+
+
+def grouped_principal_part(features: Tensor, dim: int, group: int, *, renormalise: bool = False) -> Tensor:
+    """`principal_part` within consecutive groups of about `group` rows; 0 means one group; `dim` 0 changes nothing."""
+    if not dim:
+        return features
+    count = max(1, round(len(features) / group)) if group else 1
+    parts = [principal_part(part, dim, renormalise=renormalise) for part in features.tensor_split(count)]
+    return torch.cat(parts)
+
+
+def contrastive_loss(
+    image_features: Tensor,
+    text_features: Tensor,
+    all_image_features: Tensor,
+    all_text_features: Tensor,
+    logit_scale: Tensor,
+    *,
+    first: int = 0,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Symmetric InfoNCE of this process's rows against the columns of all processes, the mean over its rows.
+
+    Features (rows, dim) and (columns, dim) are compared as they are; row i's pair is column `first` + i. `logit_scale`
+    is already exponentiated.
+    """
+    target = torch.arange(first, first + len(image_features), device=image_features.device)
+    of_images = logit_scale * image_features @ all_text_features.T  # (rows, columns)
+    of_texts = logit_scale * text_features @ all_image_features.T
+    both = [F.cross_entropy(logits, target, label_smoothing=label_smoothing) for logits in (of_images, of_texts)]
+    return (both[0] + both[1]) / 2
+
+
+def mix_branches(full: Tensor, short: Tensor, short_weight: float) -> Tensor:
+    """The convex mix of both branches' losses (paper: weight 0.1 on the short branch)."""
+    return short_weight * short + (1 - short_weight) * full

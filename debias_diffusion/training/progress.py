@@ -1,0 +1,85 @@
+"""What a run tells: progress bar, metrics.jsonl, TensorBoard, and pictures that could not be read."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """Bar and files of one run; on processes other than the main one it does nothing."""
+
+    def __init__(self, folder: Path, total_steps: int, first_step: int, *, is_main: bool, title: str) -> None:
+        self._is_main = is_main
+        if not is_main:
+            return
+        self._metrics = folder / "metrics.jsonl"
+        _forget_after(self._metrics, first_step)
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+        self._bar = tqdm(total=total_steps, initial=first_step, desc=title, unit="step", dynamic_ncols=True)
+        self._since, self._pairs = time.perf_counter(), 0
+
+    def step(self, num_pairs: int) -> None:
+        """Counts one step of `num_pairs` pairs."""
+        if self._is_main:
+            self._pairs += num_pairs
+            self._bar.update()
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        """Writes values after `step` steps, with the pairs a second since the last record."""
+        if not self._is_main:
+            return
+        elapsed = time.perf_counter() - self._since
+        values = {**values, "samples_per_second": self._pairs / max(elapsed, 1e-9)}
+        self._since, self._pairs = time.perf_counter(), 0
+        with self._metrics.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._bar.set_postfix_str(
+            f"loss {values['loss']:.3f}, recall {values['recall']:.0%}, {values['samples_per_second']:.1f} samples/s"
+        )
+
+    def close(self) -> None:
+        """Ends bar and files."""
+        if self._is_main:
+            self._bar.close()
+            self._writer.close()
+
+
+class FaultLog:
+    """Names each unreadable picture once and counts them all."""
+
+    def __init__(self, known: list[str]) -> None:
+        self.named = list(known)
+
+    def add(self, faults: list[str]) -> None:
+        """Takes the faults of a batch."""
+        for fault in faults:
+            if fault not in self.named:
+                self.named.append(fault)
+                logger.warning("picture left out: %s", fault)
+
+
+def _forget_after(metrics: Path, step: int) -> None:
+    """A resumed run repeats the steps since its checkpoint: what was recorded of them would stand there twice."""
+    if not metrics.is_file():
+        return
+    kept = [line for line in metrics.read_text().splitlines() if _step_of(line) <= step]
+    partial = metrics.with_suffix(".partial")
+    partial.write_text("".join(f"{line}\n" for line in kept))
+    partial.replace(metrics)
+
+
+def _step_of(line: str) -> float:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        return float(record["step"])
+    except (json.JSONDecodeError, KeyError):
+        return float("inf")  # a line cut off by a kill
