@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import math
-import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -20,19 +19,16 @@ from debias_diffusion.config import TrainConfig
 from debias_diffusion.data.collate import Batch, PairSource, StepOrder, TextBranches, TrainingRows, collate_rows
 from debias_diffusion.data.pairs import open_pairs
 from debias_diffusion.data.scene_sets import ScenePairs
-from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder, source_context_length
+from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.positions import freeze_first_positions, thaw_positions
 from debias_diffusion.training.checkpoints import find_checkpoints, load_checkpoint, save_checkpoint
+from debias_diffusion.training.checks import check_config, check_processes
 from debias_diffusion.training.optim import choose_towers, learning_rate_at, make_optimizer
 from debias_diffusion.training.progress import FaultLog, Progress
 from debias_diffusion.training.step import LossRule, StepLoss, TwoBranchModel, two_branch_loss
 
 logger = logging.getLogger(__name__)
-
-_MAY_CHANGE = {"output", "resume", "workers", "log_every", "save_every", "keep_checkpoints", "image_root", "data"}
-"""Fields that a resumed run may change: none of them changes what is learned."""
-
 
 class Interrupted(RuntimeError):
     """The run was asked to stop; it has saved a checkpoint."""
@@ -48,9 +44,9 @@ def train(config: TrainConfig) -> Path:
     Raises ValueError for impossible settings before anything is loaded, `NonFiniteLoss`, and `Interrupted` after SIGTERM
     or Ctrl-C with a checkpoint saved.
     """
-    check(config)
+    check_config(config)
     accelerator = Accelerator(mixed_precision={"fp32": "no"}.get(config.precision, config.precision))
-    _check_processes(config, accelerator)
+    check_processes(config, accelerator)
     folder = Path(config.output)
     checkpoints = find_checkpoints(folder / "checkpoints")
     if accelerator.is_main_process:
@@ -62,41 +58,6 @@ def train(config: TrainConfig) -> Path:
     with _StopSignals() as stop:
         run.go(stop)
     return run.export(folder / "encoder")
-
-
-def check(config: TrainConfig) -> None:
-    """Refuses impossible settings and a folder that holds another run, without loading torch models or data."""
-    problems = config.problems()
-    base = source_context_length(config.encoder)
-    if base is not None and config.context_length < base and not problems:
-        problems = [f"context-length {config.context_length} is shorter than the base's {base}; it can only be stretched"]
-    if problems:
-        raise ValueError("; ".join(problems))
-    folder = Path(config.output)
-    found = find_checkpoints(folder / "checkpoints")
-    if found and not config.resume:
-        raise ValueError(f"{folder} already holds a run ({found[-1].name}); add --resume to go on, or name another --output")
-    if found:
-        _check_same_run(config, TrainConfig.from_json((folder / "config.json").read_text()))
-    elif config.resume and (folder / "config.json").is_file():
-        logger.warning("%s holds no checkpoint yet; starting from the beginning", folder)
-
-
-def _check_same_run(config: TrainConfig, earlier: TrainConfig) -> None:
-    now, then = dataclasses.asdict(config), dataclasses.asdict(earlier)
-    changed = [f"{k} {then[k]!r} -> {now[k]!r}" for k in now if k not in _MAY_CHANGE and now[k] != then[k]]
-    if changed:
-        raise ValueError(f"a resumed run keeps its settings, but these changed: {', '.join(changed)}")
-
-
-def _check_processes(config: TrainConfig, accelerator: Accelerator) -> None:
-    asked = int(os.environ.get("WORLD_SIZE", os.environ.get("DEBIAS_NUM_PROCESSES", "1")))
-    if accelerator.num_processes != asked:
-        raise ValueError(f"{asked} processes were asked for, but {accelerator.num_processes} started; see the README's launch lines")
-    if config.batch_size % accelerator.num_processes:
-        raise ValueError(f"batch-size {config.batch_size} does not divide among {accelerator.num_processes} processes")
-    if config.precision == "fp16" and accelerator.device.type == "cpu":
-        raise ValueError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
 
 
 def open_source(config: TrainConfig) -> PairSource:
@@ -111,6 +72,7 @@ class _Run:
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
         self.config, self.accelerator, self.step = config, accelerator, 0
+        torch.manual_seed(config.seed)  # for ROW:random only: nothing else here is drawn from a global stream
         self.pairs = open_source(config)
         per_epoch = len(self.pairs) // config.batch_size
         self.total_steps = config.max_steps or per_epoch * config.epochs
@@ -222,7 +184,7 @@ class _Run:
             "loss_full": full,
             "loss_short": short,
             "recall": recall,
-            "logit_scale": float(clip.logit_scale.exp()),
+            "logit_scale": float(clip.logit_scale.detach().exp()),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
 

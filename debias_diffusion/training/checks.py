@@ -1,0 +1,58 @@
+"""What is refused before anything heavy is loaded: impossible settings, another run's folder, too few processes."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from debias_diffusion.config import TrainConfig
+from debias_diffusion.encoders.checkpoint import source_context_length
+from debias_diffusion.training.checkpoints import find_checkpoints
+from debias_diffusion.training.launch import asked_processes
+
+logger = logging.getLogger(__name__)
+
+_MAY_CHANGE = {"output", "resume", "workers", "log_every", "save_every", "keep_checkpoints", "image_root", "data"}
+"""Fields that a resumed run may change: none of them changes what is learned."""
+
+LAUNCH_LINES = (
+    "for two processes on a CPU: ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 "
+    "--num_machines 1 --mixed_precision no --dynamo_backend no train/encoder.py ..."
+)
+
+
+def check_config(config: TrainConfig) -> None:
+    """Refuses impossible settings and a folder that holds another run; raises ValueError with all that is wrong."""
+    problems = config.problems()
+    base = source_context_length(config.encoder)
+    if base is not None and config.context_length < base and not problems:
+        problems = [f"context-length {config.context_length} is shorter than the base's {base}; it can only be stretched"]
+    if problems:
+        raise ValueError("; ".join(problems))
+    folder = Path(config.output)
+    found = find_checkpoints(folder / "checkpoints")
+    if found and not config.resume:
+        raise ValueError(f"{folder} already holds a run ({found[-1].name}); add --resume to go on, or name another --output")
+    if found:
+        _check_same_run(config, TrainConfig.from_json((folder / "config.json").read_text()))
+    elif config.resume:
+        logger.warning("%s holds no checkpoint yet; starting from the beginning", folder)
+
+
+def _check_same_run(config: TrainConfig, earlier: TrainConfig) -> None:
+    now, then = dataclasses.asdict(config), dataclasses.asdict(earlier)
+    changed = [f"{k} {then[k]!r} -> {now[k]!r}" for k in now if k not in _MAY_CHANGE and now[k] != then[k]]
+    if changed:
+        raise ValueError(f"a resumed run keeps its settings, but these changed: {', '.join(changed)}")
+
+
+def check_processes(config: TrainConfig, accelerator: Accelerator) -> None:
+    """Refuses a launch that started fewer processes than asked for, and settings that do not suit their number."""
+    asked, started = asked_processes(), accelerator.num_processes
+    if started != asked:
+        raise ValueError(f"{asked} processes were asked for, but {started} started; {LAUNCH_LINES}")
+    if config.batch_size % started:
+        raise ValueError(f"batch-size {config.batch_size} does not divide among {started} processes; choose a multiple")
+    if config.precision == "fp16" and accelerator.device.type == "cpu":
+        raise ValueError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")

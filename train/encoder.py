@@ -1,0 +1,72 @@
+"""Trains a DeBias-CLIP encoder; the same command for one process and for many.
+
+  accelerate launch train/encoder.py PRESET --data CAPTIONS.json --output runs/NAME
+
+PRESET is a row of debias_diffusion.config.PRESETS; every field can be set by its flag. Examples:
+
+  accelerate launch train/encoder.py debias-l14 --data sharegpt4v.json --image-root data --output runs/l14 --precision bf16
+  accelerate launch train/encoder.py debias-b16 --data captions.jsonl --output runs/b16 --resume
+  accelerate launch train/encoder.py miniature-debias --output runs/mini
+"""
+
+import dataclasses
+import logging
+import sys
+
+from debias_diffusion.config import PRESETS, TrainConfig
+
+
+def main(argv: list[str]) -> int:
+    """Parses the preset and its overrides, runs the job, and turns what is wrong into one line and an exit status."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if argv else 2
+    preset, *rest = argv
+    if preset not in PRESETS:
+        return _fail(f"no preset is called {preset!r}; presets: {', '.join(PRESETS)}")
+    import tyro
+
+    config = tyro.cli(TrainConfig, default=PRESETS[preset], args=rest, prog=f"train/encoder.py {preset}", description=__doc__)
+    problems = config.problems()
+    if problems:
+        return _fail("; ".join(problems))
+    return _run(config)
+
+
+def _run(config: TrainConfig) -> int:
+    from debias_diffusion.data.pictures import BadPicture
+    from debias_diffusion.training.loop import Interrupted, NonFiniteLoss, train
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    for noisy in ("PIL", "matplotlib", "urllib3", "open_clip", "root"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        folder = train(config)
+    except (ValueError, FileNotFoundError, BadPicture) as error:
+        return _fail(str(error))
+    except NonFiniteLoss as error:
+        return _fail(str(error), 3)
+    except Interrupted as stop:
+        return _fail(str(stop), 143)
+    print(f"encoder: {folder}")
+    return 0
+
+
+def _overview() -> str:
+    width = max(map(len, PRESETS))
+    plain = TrainConfig()
+    rows = []
+    for name, preset in PRESETS.items():
+        shown = {f.name: getattr(preset, f.name) for f in dataclasses.fields(preset)}
+        changed = [f"{k} {v}" for k, v in shown.items() if v != getattr(plain, k) and k not in ("encoder", "recipe")]
+        rows.append(f"  {name:<{width}}  {preset.recipe} from {preset.encoder}{'; ' if changed else ''}{', '.join(changed)}")
+    return f"{__doc__}\nPresets:\n" + "\n".join(rows) + "\n\nAll fields: train/encoder.py PRESET --help"
+
+
+def _fail(message: str, status: int = 2) -> int:
+    print(f"train/encoder.py: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
