@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from PIL import Image
@@ -15,6 +15,7 @@ from debias_diffusion.data.pictures import BadPicture
 from debias_diffusion.encoders.tokens import TokenBatch, Tokenizer, collate_tokens
 
 
+@runtime_checkable
 class PairSource(Protocol):
     """What training needs of a data set: row i's key, caption and picture."""
 

@@ -40,14 +40,15 @@ def encode_text(text: nn.Module, input_ids: Tensor, num_prefix: Tensor | None = 
     if why_not_packed(text) is not None:
         return plain_encode_text(text, input_ids)
     layout = _layout(input_ids, num_prefix, text.token_embedding.weight.device)
-    x = text.token_embedding(layout.ids) + text.positional_embedding[layout.positions]  # (tokens, width)
+    # An embedding look-up, whose gradient is summed in a fixed order; indexing would sum it in any.
+    x = text.token_embedding(layout.ids) + F.embedding(layout.positions, text.positional_embedding)  # (tokens, width)
     x = x.to(text.transformer.get_cast_dtype())
     for block in text.transformer.resblocks:
         if text.transformer.grad_checkpointing and torch.is_grad_enabled():
             x = checkpoint(_block, block, x, layout, use_reentrant=False)
         else:
             x = _block(block, x, layout)
-    pooled = text.ln_final(x[layout.ends])  # (batch, width)
+    pooled = text.ln_final(x.index_select(0, layout.ends))  # (batch, width)
     if isinstance(text.text_projection, nn.Linear):
         return text.text_projection(pooled)
     return pooled if text.text_projection is None else pooled @ text.text_projection

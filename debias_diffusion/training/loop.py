@@ -8,9 +8,11 @@ import signal
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -45,6 +47,7 @@ def train(config: TrainConfig) -> Path:
     or Ctrl-C with a checkpoint saved.
     """
     check_config(config)
+    AcceleratorState._reset_state()  # a second run in one process may want another precision
     accelerator = Accelerator(mixed_precision={"fp32": "no"}.get(config.precision, config.precision))
     check_processes(config, accelerator)
     folder = Path(config.output)
@@ -225,6 +228,6 @@ def _prepare_worker(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides; a worker must not die first
 
 
-def read_metrics(folder: Path) -> list[dict[str, float]]:
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """What a run recorded, oldest first."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

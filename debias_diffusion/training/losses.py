@@ -42,8 +42,8 @@ def principal_part(features: Tensor, dim: int, *, renormalise: bool = False) -> 
     """
     features = features.float()
     mean = features.mean(0, keepdim=True)
-    if len(features) <= dim + 1 or dim >= features.shape[1]:
-        rebuilt = features
+    if len(features) <= dim + 1 or dim >= features.shape[1] or not torch.isfinite(features).all():
+        rebuilt = features  # what is not finite has no components; the loss will say so
     else:
         rebuilt = mean + _PrincipalPart.apply(features - mean, dim)
     return F.normalize(rebuilt, dim=-1) if renormalise else rebuilt

@@ -19,10 +19,23 @@ class TwoBranchModel(nn.Module):
         self.clip = clip
 
     def forward(self, pixel_values: Tensor, input_ids: Tensor, num_prefix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Unit-norm image features (batch, dim), text features (2 * batch, dim; full branch first), logit scale ()."""
-        image = F.normalize(self.clip.visual(pixel_values).float(), dim=-1)
-        text = F.normalize(encode_text(self.clip.text, input_ids, num_prefix).float(), dim=-1)
-        return image, text, self.clip.logit_scale.exp()
+        """Unit-norm image features (batch, dim), text features (2 * batch, dim; full branch first), logit scale ().
+
+        An empty batch goes through as well: the other processes wait for this one's gradients.
+        """
+        if not len(pixel_values):
+            size = self.clip.visual.image_size
+            height, width = size if isinstance(size, tuple) else (size, size)
+            pixel_values = self.clip.logit_scale.new_zeros(1, 3, height, width)
+            image, text, scale = self(pixel_values, torch.tensor([[0, 1]] * 2), torch.zeros(2, dtype=torch.long))
+            return image[:0], text[:0], scale
+        image = self.clip.visual(pixel_values)
+        text = encode_text(self.clip.text, input_ids, num_prefix)
+        return _unit(image), _unit(text), self.clip.logit_scale.exp()
+
+
+def _unit(features: Tensor) -> Tensor:
+    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,185 @@
+"""Features kept on disk, so that a picture or caption an encoder has read is not read again for the next table."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from debias_diffusion import __version__
+from debias_diffusion.data.pictures import BadPicture
+from debias_diffusion.data.retrieval_set import Picture
+from debias_diffusion.encoders.encoder import Encoder
+from debias_diffusion.encoders.features import image_features, text_features
+from debias_diffusion.encoders.tokens import Tokenizer
+
+DEFAULT_FOLDER = Path("~/.cache/debias-diffusion/features")
+
+Tower = Literal["visual", "text"]
+Tensors = dict[str, Tensor]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """`features` (readable pictures, dim), unit norm; `unreadable` names the other pictures by index, with the reason."""
+
+    features: Tensor
+    unreadable: dict[int, str]
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """`features` (captions, dim), unit norm; `num_tokens` (captions,) of each whole caption, both end tokens counted."""
+
+    features: Tensor
+    num_tokens: Tensor
+
+
+class FeatureCache:
+    """Features of encoders, computed once and kept under `folder`; None keeps nothing.
+
+    What is kept is found by a hash of all that features follow from: the tower's weights and config, and either the
+    picture transform and the pictures' identities or the vocabulary, the length limit and the captions, besides the
+    versions of the libraries that turn pictures and captions into numbers.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder.expanduser() if folder is not None else None
+        self._hashes: WeakKeyDictionary[nn.Module, tuple[list[int], str]] = WeakKeyDictionary()
+
+    def tower_hash(self, encoder: Encoder, tower: Tower) -> str:
+        """The hash of a tower's weights and config, computed again only once weights have changed."""
+        module: nn.Module = getattr(encoder.model, tower)
+        state = module.state_dict()
+        changes = [tensor._version for tensor in state.values()]  # counts in-place changes, as those of an optimiser
+        if module not in self._hashes or self._hashes[module][0] != changes:
+            config = encoder.model_config["vision_cfg" if tower == "visual" else "text_cfg"]
+            # The activation and the number of heads change every feature, and no weight tells them.
+            shape = [encoder.model_config.get("quick_gelu", False), encoder.model_config["embed_dim"], config]
+            self._hashes[module] = changes, _digest(state, shape)
+        return self._hashes[module][1]
+
+    def image_features(
+        self, encoder: Encoder, pictures: Sequence[Picture], *, progress: bool = False
+    ) -> ImageFeatures:
+        """The features of the readable pictures, in order; each unreadable one is named, never raised.
+
+        Raises ValueError where no picture can be read.
+        """
+        path = self._path(
+            encoder, "visual", [encoder.preprocess_config, [picture.identity for picture in pictures]]
+        )
+        found = _load(path, ("features",))
+        if found:
+            known = {int(index): reason for index, reason in json.loads(found[1]["unreadable"]).items()}
+            if _still_unreadable([pictures[index] for index in known]):
+                return ImageFeatures(found[0]["features"], known)
+        unreadable: dict[int, str] = {}
+        features = image_features(encoder, _opened(pictures, unreadable), progress=progress)
+        if len(unreadable) == len(pictures):
+            raise ValueError(f"none of the {len(pictures)} pictures can be read; the first: {unreadable.get(0)}")
+        _save(path, {"features": features}, {"unreadable": json.dumps(unreadable)})
+        return ImageFeatures(features, unreadable)
+
+    def text_features(
+        self, encoder: Encoder, captions: Sequence[str], *, max_tokens: int | None = None, progress: bool = False
+    ) -> TextFeatures:
+        """The features of captions cut to the encoder's context, or to `max_tokens` where that is less."""
+        limit = min(encoder.context_length, max_tokens or encoder.context_length)
+        path = self._path(encoder, "text", [_vocabulary(encoder.tokenizer), limit, list(captions)])
+        found = _load(path, ("features", "num_tokens"))
+        if found:
+            return TextFeatures(found[0]["features"], found[0]["num_tokens"])
+        limited = encoder
+        if limit < encoder.context_length:
+            limited = replace(encoder, tokenizer=encoder.tokenizer.with_context(limit))
+        features = text_features(limited, captions, progress=progress)
+        num_tokens = torch.tensor([len(encoder.tokenizer.encode(caption)) for caption in captions])
+        _save(path, {"features": features, "num_tokens": num_tokens}, {})
+        return TextFeatures(features, num_tokens)
+
+    def _path(self, encoder: Encoder, tower: Tower, inputs: list[object]) -> Path | None:
+        if self.folder is None:
+            return None
+        weights = self.tower_hash(encoder, tower)
+        key = hashlib.blake2b(json.dumps([_versions(), inputs], sort_keys=True).encode(), digest_size=16).hexdigest()
+        return self.folder / f"{tower}-{weights[:16]}" / f"{key}.safetensors"
+
+
+def _versions() -> list[str]:
+    return [__version__, *(version(name) for name in ("open_clip_torch", "torchvision", "pillow", "ftfy"))]
+
+
+def _vocabulary(tokenizer: Tokenizer) -> str:
+    if tokenizer.bpe_file is None:
+        return "open_clip's"
+    return hashlib.blake2b(tokenizer.bpe_file.read_bytes(), digest_size=16).hexdigest()
+
+
+def _opened(pictures: Sequence[Picture], unreadable: dict[int, str]) -> Iterator[Image.Image]:
+    """Yields the pictures that open, and enters the others in `unreadable`."""
+    for index, picture in enumerate(pictures):
+        try:
+            image = picture.open()
+        except BadPicture as error:
+            unreadable[index] = str(error)
+            continue
+        yield image
+
+
+def _still_unreadable(pictures: Sequence[Picture]) -> bool:
+    """Whether pictures that once failed fail again: a disk that was away for a moment must not cost them for good."""
+    return next(_opened(pictures, {}), None) is None
+
+
+def _digest(tensors: Tensors, about: object) -> str:
+    hasher = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        hasher.update(flat.view(torch.uint8).numpy())
+    return hasher.hexdigest()
+
+
+def _load(path: Path | None, names: tuple[str, ...]) -> tuple[Tensors, dict[str, str]] | None:
+    """What the file holds, or None where there is none or it is not what was written."""
+    if path is None or not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        _log.warning("%s is damaged (%s); its features are computed again", path, error)
+        return None
+    if metadata.pop("digest", "") != _digest(tensors, metadata):
+        _log.warning("%s is damaged (its content changed); its features are computed again", path)
+        return None
+    return tensors, metadata
+
+
+def _save(path: Path | None, tensors: Tensors, metadata: dict[str, str]) -> None:
+    """Writes the file whole or not at all; a disk that takes no files costs the cache, not the evaluation."""
+    if path is None:
+        return
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, partial, metadata={"digest": _digest(tensors, metadata), **metadata})
+        partial.replace(path)
+    except (SafetensorError, OSError) as error:
+        partial.unlink(missing_ok=True)
+        _log.warning("features were not kept in %s: %s", path.parent, error)

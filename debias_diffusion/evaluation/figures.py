@@ -1,0 +1,197 @@
+"""Figures of results, readable in colour, in greyscale print, by colour-blind eyes, on white and on black."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from debias_diffusion.evaluation.attention import AttentionProfile
+
+_INK = "#010203"  # all lines and letters; in a page they take the colour of its text instead
+_GRID = "#808080"
+# Okabe and Ito's colours without black, which is the ink's, in an order whose neighbours differ in lightness too.
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
+# As many as share no factor with the colours, so that a seventh series still looks like no other.
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+_HATCHES = ("", "///", "..", "\\\\\\", "xx")
+_STYLE: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "legend.handlelength": 3,
+    "svg.fonttype": "none",
+    **dict.fromkeys(
+        ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color"), _INK
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One encoder's numbers: `y` over `x`, or over named groups, with the interval of each where there is one."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    intervals: Sequence[tuple[float, float]] | None = None
+
+
+def curve_figure(title: str, x_label: str, y_label: str, series: Sequence[Series], *, every: int = 1) -> "Figure":
+    """One curve a series, its interval as a band; every `every`-th point carries a mark."""
+    with _style():
+        figure, axes = _figure(title, width=4.6)
+        for number, one in enumerate(series):
+            colour, marker, dashes = (row[number % len(row)] for row in (_COLOURS, _MARKERS, _DASHES))
+            axes.plot(one.x, one.y, color=colour, marker=marker, linestyle=dashes, markersize=5, markevery=every, label=one.name)
+            if one.intervals:
+                low, high = zip(*one.intervals, strict=True)
+                axes.fill_between(one.x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel(y_label)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _finish(figure, axes, len(series))
+    return figure
+
+
+def bar_figure(title: str, y_label: str, groups: Sequence[str], series: Sequence[Series]) -> "Figure":
+    """Bars grouped by `groups`, one a series, its interval as a whisker; NaN leaves a gap."""
+    with _style():
+        figure, axes = _figure(title, width=max(4.6, 0.22 * len(groups) * (len(series) + 1.2)))
+        width = 0.8 / len(series)
+        for number, one in enumerate(series):
+            places = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
+            errors = None
+            if one.intervals:
+                errors = [[max(0.0, y - low) for y, (low, _) in zip(one.y, one.intervals, strict=True)],
+                          [max(0.0, high - y) for y, (_, high) in zip(one.y, one.intervals, strict=True)]]  # fmt: skip
+            colour, hatch = (row[number % len(row)] for row in (_COLOURS, _HATCHES))
+            axes.bar(
+                places, one.y, width, yerr=errors, color=colour, hatch=hatch, edgecolor=_INK, linewidth=0.6,
+                error_kw={"elinewidth": 0.9, "ecolor": _INK, "capsize": 2}, label=one.name,
+            )  # fmt: skip
+        axes.axhline(0, color=_INK, linewidth=0.8)
+        axes.set_ylabel(y_label)
+        axes.set_xticks(range(len(groups)), groups)
+        if max(map(len, groups)) > 3:
+            axes.tick_params(axis="x", labelrotation=35)
+            for label in axes.get_xticklabels():
+                label.set(horizontalalignment="right", rotation_mode="anchor")
+        _finish(figure, axes, len(series))
+    return figure
+
+
+def benchmark_figures(name: str, results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, "Figure"]:
+    """The figures of one benchmark by name, from its `results` of a results file: {encoder: {perturbation: row}}.
+
+    `recall`: text-to-image R@1 by perturbation; `drops`: its change from the unchanged caption; `filler`: R@1 against
+    the number of filler sentences in front, for each form of it that was asked at two counts or more.
+    """
+    first = next(iter(results.values()))
+    bars = [row for row in first if not _filler(row)] or list(first)
+    figures = {"recall": bar_figure(f"{name}: text to image", "R@1 (%)", bars, [
+        Series(encoder, range(len(bars)), [rows[b]["t2i_recall@1"] for b in bars],
+               [rows[b]["intervals"]["t2i_recall@1"] for b in bars]) for encoder, rows in results.items()])}  # fmt: skip
+    changed = [row for row in bars if row != "none"]
+    if changed:
+        figures["drops"] = bar_figure(f"{name}: change from the unchanged caption", "R@1, points", changed, [
+            Series(encoder, range(len(changed)), [rows[c]["drops"]["t2i_recall@1"]["points"] for c in changed])
+            for encoder, rows in results.items()])  # fmt: skip
+    for form in dict.fromkeys(found[0] for row in first if (found := _filler(row))):
+        counts = sorted((found[1], row) for row in first if (found := _filler(row)) and found[0] == form)
+        if len(counts) > 1:
+            figures[f"filler-{form}" if form else "filler"] = curve_figure(
+                f"{name}: filler before {form.replace('_', ' ') + ' sentences' if form else 'the caption'}",
+                "filler sentences in front", "text to image R@1 (%)",
+                [Series(encoder, [k for k, _ in counts], [rows[row]["t2i_recall@1"] for _, row in counts],
+                        [rows[row]["intervals"]["t2i_recall@1"] for _, row in counts])
+                 for encoder, rows in results.items()])  # fmt: skip
+    return figures
+
+
+def attention_figures(profiles: Mapping[str, "AttentionProfile"]) -> dict[str, "Figure"]:
+    """Attention of the pooled token by depth in tokens, mean over layers and last layer; and by sentence against the
+    sentence's own share of tokens."""
+    def curves(values: Mapping[str, Any]) -> list[Series]:
+        return [Series(name, p.positions.tolist(), (100 * values[name]).tolist()) for name, p in profiles.items()]
+
+    titles = {"attention": ("mean over layers", "average"), "attention-last": ("last layer", "last_layer")}
+    figures = {
+        key: curve_figure(f"Attention at EOT, {title}", "token position", "share of attention on text (%)",
+                          curves({name: getattr(p, field) for name, p in profiles.items()}), every=10)
+        for key, (title, field) in titles.items()
+    }  # fmt: skip
+    first = next(iter(profiles.values()))
+    sentences = [str(n + 1) for n in range(min(8, len(first.sentence_counts)))]
+    shown = range(len(sentences))
+    bars = [Series(name, shown, [100 * float(p.by_sentence[:, n].mean()) for n in shown]) for name, p in profiles.items()]
+    bars.append(Series("share of tokens", shown, [100 * float(first.sentence_tokens[n]) for n in shown]))
+    figures["attention-sentences"] = bar_figure("Attention at EOT by sentence", "share (%)", sentences, bars)
+    return figures
+
+
+def save_png(figure: "Figure", path: Path) -> Path:
+    """Writes the figure for print: black on white, 200 dots an inch."""
+    with _style():
+        figure.savefig(path, dpi=200, facecolor="white", bbox_inches="tight")
+    return path
+
+
+def to_svg(figure: "Figure", name: str) -> str:
+    """The figure as an <svg> element for a page: letters and lines in the colour of the page's text, ids its own."""
+    import io
+
+    buffer = io.StringIO()
+    with _style(**{"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)  # several figures share a page
+    label = figure.axes[0].get_title(loc="left")
+    return re.sub(r'^<svg[^>]*viewBox="([^"]*)"[^>]*>', rf'<svg role="img" aria-label="{_escape(label)}" viewBox="\1" '
+                  'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">', svg)  # fmt: skip
+
+
+def _filler(perturbation: str) -> tuple[str, int] | None:
+    """("first_2", 5) of "first_2_filler_5", ("", 5) of "filler_5", None of anything else."""
+    found = re.fullmatch(r"(?:(first_\d+)_)?filler_(\d+)", perturbation)
+    return (found[1] or "", int(found[2])) if found else None
+
+
+def _style(**more: str) -> Any:
+    import matplotlib
+
+    return matplotlib.rc_context({**_STYLE, **more})
+
+
+def _figure(title: str, width: float) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 3.3), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title)
+    return figure, axes
+
+
+def _finish(figure: "Figure", axes: "Axes", num_series: int) -> None:
+    axes.grid(axis="y", color=_GRID, alpha=0.35, linewidth=0.6)
+    if num_series > 1:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(3, num_series))
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")

@@ -1,0 +1,107 @@
+"""Command-line jobs around SDXL: export (and the way back) and drift."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
+from debias_diffusion.encoders.encoder import Encoder
+from debias_diffusion.sdxl.drift import PROMPTS, drift_table, slot_drift
+from debias_diffusion.sdxl.export import export_slot, push_folder
+from debias_diffusion.sdxl.single_file import export_single_file, import_tower
+from debias_diffusion.sdxl.slots import find_slot, slot_of_width
+
+Positional = Annotated[str, tyro.conf.Positional]
+SlotName = Literal["text_encoder", "text_encoder_2"]
+
+
+def export(
+    source: Positional,
+    output: Positional,
+    slot: SlotName | None = None,
+    to: Literal["slot", "single-file", "encoder"] = "slot",
+    dtype: Literal["fp16", "bf16", "fp32"] = "fp16",
+    stretch: int | None = None,
+    blend: float = 1.0,
+    base: str | None = None,
+    push: str | None = None,
+    public: bool = False,
+) -> str:
+    """Writes an encoder's text tower for SDXL, or takes one out of an SDXL checkpoint; returns what to do with it.
+
+    Args:
+        source: Encoder folder, file or ROW:TAG; with --to encoder, an SDXL checkpoint, folder or text-encoder file.
+        output: Folder to write, or a .safetensors file with --to single-file. Both slots can share one folder.
+        slot: Which of SDXL's encoders; told from the tower's width where it can be.
+        to: A folder for diffusers, one file for ComfyUI and the like, or (the way back) an encoder folder to train from.
+        dtype: Of the written weights.
+        stretch: Positions to stretch the tower to first, untrained, as Long-CLIP does: for the slot beside a trained one.
+        blend: Share of the encoder's weights, the rest from --base: 1 is the encoder, 0 the stretched base.
+        base: The encoder it was tuned from: for --blend; with --to encoder, where image tower and tokenizer come from.
+        push: Hub repository to upload the written folder to; private, and only when named.
+        public: Makes a new hub repository public.
+    """
+    if push and to != "slot":
+        raise ValueError("--push uploads slot folders; leave out --to")
+    if to == "encoder":
+        return _import(source, output, slot, base)
+    encoder = load_encoder(source)
+    if stretch and stretch != encoder.context_length:
+        encoder = encoder.stretched(stretch)
+    name = slot or slot_of_width(encoder.model.text.token_embedding.embedding_dim)
+    other = load_encoder(base) if base and blend != 1 else None
+    if to == "single-file":
+        path = export_single_file(encoder, name, output, dtype=dtype, blend=blend, base=other)
+        return f"{path}: {name} for {encoder.context_length} tokens, {dtype}"
+    folder = export_slot(encoder, name, output, dtype=dtype, blend=blend, base=other)
+    lines = [_written(encoder, name, folder)]
+    if push:
+        lines.append(f"uploaded to {push_folder(folder, push, private=not public)}")
+    return "\n".join(lines)
+
+
+def drift(
+    encoder: Positional,
+    reference: Positional,
+    slot: SlotName = "text_encoder",
+    prompts: Path | None = None,
+    output: Path | None = None,
+) -> str:
+    """Measures how far a text encoder is from the one SDXL was trained with; returns a table.
+
+    Args:
+        encoder: Slot folder, SDXL folder, encoder folder or ROW:TAG to measure.
+        reference: The original, in any of the same forms: stock SDXL's folder, or ViT-L-14:openai.
+        slot: Which of SDXL's encoders.
+        prompts: Text file with one prompt a line; a few short ones where none is given.
+        output: JSON file for all numbers, by position too.
+    """
+    lines = PROMPTS
+    if prompts is not None:
+        if not prompts.is_file():
+            raise FileNotFoundError(f"no file of prompts at {prompts}")
+        lines = tuple(line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip())
+    result = slot_drift(encoder, reference, lines, slot=slot)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=2) + "\n")
+    return drift_table(result)
+
+
+def _import(source: str, output: str, slot: str | None, base: str | None) -> str:
+    if slot is None or base is None:
+        raise ValueError("--to encoder needs --slot, and --base: the encoder whose image tower and tokenizer it gets")
+    encoder = import_tower(source, slot, load_encoder(base))
+    return (
+        f"{save_encoder(encoder, output)}: encoder of {encoder.context_length} tokens; train it with --encoder {output}"
+    )
+
+
+def _written(encoder: Encoder, slot: str, folder: Path) -> str:
+    spec = find_slot(slot)
+    return (
+        f"{folder}: {slot} and {spec.tokenizer} for {encoder.context_length} tokens, and README.md. "
+        f"Use swap_text_encoders(pipe, {slot}={str(folder)!r}), or from_pretrained as README.md shows"
+    )

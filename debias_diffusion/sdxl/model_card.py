@@ -1,0 +1,147 @@
+"""The README.md of an exported folder: what the towers are, how they were made, how to use them, what is not known."""
+
+from pathlib import Path
+from typing import Any
+
+from debias_diffusion.encoders.specs import SPECS, split_source
+from debias_diffusion.sdxl.slots import RECORD, SLOTS
+
+CARD_FILE = "README.md"
+_MARK = "tags: [debias-diffusion, text-encoder, sdxl]"
+
+LICENCES = {
+    "ViT-B-16": "MIT (OpenAI's CLIP weights)",
+    "ViT-L-14": "MIT (OpenAI's CLIP weights)",
+    "ViT-bigG-14": "MIT (LAION's OpenCLIP weights)",
+    "miniature": "MIT (made from drawn scenes by this project)",
+}
+"""Licence of the weights each row of encoders starts from."""
+
+_RECIPE_FIELDS = ("recipe", "context_length", "keep_positions", "short_weight", "pca_dim", "batch_size", "steps",
+                  "learning_rate", "weight_decay", "precision", "train_towers", "seed")  # fmt: skip
+
+
+def is_our_card(text: str) -> bool:
+    """Whether a README.md was written by this export and may be rewritten by it."""
+    return _MARK in text[:400]
+
+
+def model_card(configs: list[dict[str, Any]]) -> str:
+    """The card of a folder whose slots have these config.json contents, as Markdown with the hub's front matter."""
+    ours = [c for c in configs if RECORD in c]
+    names = [c[RECORD]["slot"] for c in ours]
+    licensed = all(_base_row(c[RECORD]) for c in ours)
+    parts = [
+        f"---\nlicense: {'mit' if licensed else 'other'}\nlibrary_name: diffusers\n{_MARK}\n---",
+        f"# Text encoder{'s' if len(ours) > 1 else ''} for SDXL: {', '.join(c[RECORD]['encoder'] for c in ours)}",
+        "\n".join(
+            [
+                "| slot | class | tower | tokens | activation | dtype |",
+                "| --- | --- | --- | --- | --- | --- |",
+                *(_row(c) for c in ours),
+            ]
+        ),  # fmt: skip
+        _usage(names, ours),
+        *(_making(c[RECORD]) for c in ours),
+        _limits(ours),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(config: dict[str, Any]) -> str:
+    record = config[RECORD]
+    tower = f"{config['num_hidden_layers']} layers, {config['hidden_size']} wide"
+    return (
+        f"| `{record['slot']}` | {SLOTS[record['slot']].model_class.__name__} | {tower} | "
+        f"{config['max_position_embeddings']} | {config['hidden_act']} | {record['dtype']} |"
+    )
+
+
+def _usage(names: list[str], configs: list[dict[str, Any]]) -> str:
+    classes = sorted({SLOTS[name].model_class.__name__ for name in names})
+    lines = ["import torch", "from diffusers import StableDiffusionXLPipeline",
+             f"from transformers import {', '.join(classes)}, CLIPTokenizer", "", 'folder = "path/to/this/folder"',
+             "parts = {"]  # fmt: skip
+    for name in names:
+        spec = SLOTS[name]
+        lines.append(
+            f'    "{name}": {spec.model_class.__name__}.from_pretrained(folder, subfolder="{name}", dtype=torch.float16),'
+        )
+        lines.append(f'    "{spec.tokenizer}": CLIPTokenizer.from_pretrained(folder, subfolder="{spec.tokenizer}"),')
+    lines += ["}", 'base = "stabilityai/stable-diffusion-xl-base-1.0"',
+              "pipe = StableDiffusionXLPipeline.from_pretrained(base, torch_dtype=torch.float16, **parts)"]  # fmt: skip
+    text = "## Use\n\n```python\n" + "\n".join(lines) + "\n```"
+    length = max(c["max_position_embeddings"] for c in configs)
+    if len(names) == 1 and length != 77:
+        other = next(name for name in SLOTS if name not in names)
+        text += (
+            f"\n\nThe stock pipeline joins both encoders position by position, so `{other}` must read {length} tokens too: "
+            f"export one into this folder, or use debias-diffusion's own pipeline, which takes mixed lengths."
+        )
+    return text
+
+
+def _making(record: dict[str, Any]) -> str:
+    history = dict(record.get("history") or {})
+    training = history.pop("training", None)
+    lines = [f"## How `{record['slot']}` was made", "", f"- start: {history.pop('base', 'not recorded')}"]
+    if training:
+        lines += [
+            f"- data: {training.get('data') or 'not recorded'}, {training.get('pairs', 'an unrecorded number of')} pairs"
+        ]
+        lines += ["- recipe: " + ", ".join(f"{f} {training[f]}" for f in _RECIPE_FIELDS if f in training)]
+    else:
+        lines += ["- not trained further here; positions past its own context, if any, are interpolated"]
+    if record["blend"] != 1:
+        lines += [
+            f"- weights: {record['blend']} of the tuned tower, the rest from {record.get('blended_with')}, stretched"
+        ]
+    lines += [f"- {key.replace('_', ' ')}: {_value(value)}" for key, value in history.items()]
+    row = _base_row(record)
+    licence = LICENCES[row] if row else "that of the weights it started from, which this card does not know"
+    lines += [f"- licence of the weights: {licence}"]
+    if "sharegpt4v" in str((training or {}).get("data", "")).lower():
+        lines += ["- ShareGPT4V's captions are for non-commercial use (CC BY-NC 4.0)"]
+    return "\n".join(lines)
+
+
+def _limits(configs: list[dict[str, Any]]) -> str:
+    lines = ["## Limits", "",
+             "- Only positions up to the end of the text were trained; SDXL also reads the padding rows after it.",
+             "- SDXL's UNet was trained with the original encoders. `debias-diffusion drift` says how far these are from them.",
+             "- A checkpoint that tuned its own text encoders loses that tuning when they are replaced.",
+             "- The tokenizer does not repair text: clean curly quotes, ligatures and HTML entities first "
+             "(`debias_diffusion.captions.clean`), as in training."]  # fmt: skip
+    if any(_base_row(c[RECORD]) == "miniature" for c in configs):
+        lines.append("- A miniature: it shows that the code works and says nothing about photographs.")
+    return "\n".join(lines)
+
+
+def _base_row(record: dict[str, Any]) -> str | None:
+    """The row of known encoders a tower started from, as far as its record tells."""
+    history = record.get("history") or {}
+    for source in (history.get("base"), (history.get("training") or {}).get("encoder"), record.get("encoder")):
+        named = split_source(str(source))
+        if named and named[1] != "random":
+            return named[0] if named[0] in SPECS else None
+    return None
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(inner)}" for key, inner in value.items())
+    return str(value)
+
+
+def public_history(history: dict[str, Any]) -> dict[str, Any]:
+    """A history fit to travel: folders of the machine that trained are left out, data files keep their name.
+
+    >>> public_history({"base": "ViT-L-14:openai", "training": {"data": "/disk/a.json", "output": "x", "image_root": "y"}})
+    {'base': 'ViT-L-14:openai', 'training': {'data': 'a.json'}}
+    """
+    if "training" not in history:
+        return dict(history)
+    kept = {k: v for k, v in history["training"].items() if k not in ("output", "image_root")}
+    if "data" in kept:
+        kept["data"] = Path(str(kept["data"])).name
+    return {**history, "training": kept}

@@ -1,0 +1,135 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from debias_diffusion.config import TrainConfig
+from debias_diffusion.encoders.checkpoint import WEIGHTS_FILE, load_encoder
+from debias_diffusion.training.checkpoints import find_checkpoints
+from debias_diffusion.training.loop import NonFiniteLoss, read_metrics, train
+
+
+@pytest.fixture
+def config(tiny_folder, pair_folder, tmp_path):
+    return TrainConfig(
+        output=str(tmp_path / "run"), data=str(pair_folder), encoder=str(tiny_folder), batch_size=8, pca_dim=3, pca_batch=8,
+        max_steps=4, learning_rate=1e-3, warmup_steps=1, workers=0, log_every=1, save_every=2,
+    )  # fmt: skip
+
+
+def weights(folder):
+    return load_file(folder / WEIGHTS_FILE)
+
+
+def test_a_run_leaves_encoder_metrics_config_and_the_newest_checkpoints(config, tmp_path):
+    folder = train(dataclasses.replace(config, max_steps=6))
+    encoder = load_encoder(folder)
+    assert encoder.context_length == 248
+    assert encoder.history["training"]["steps"] == 6
+    metrics = read_metrics(tmp_path / "run")
+    assert [m["step"] for m in metrics] == [1, 2, 3, 4, 5, 6]
+    assert {"loss", "recall", "samples_per_second", "logit_scale", "learning_rate"} <= metrics[0].keys()
+    assert [c.name for c in find_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000004", "step-00000006"]
+    assert TrainConfig.from_json((tmp_path / "run" / "config.json").read_text()).max_steps == 6
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_first_position_rows_stay_the_base_model_s(config, tiny_folder):
+    trained = weights(train(config))["text.positional_embedding"]
+    base = weights(tiny_folder)["text.positional_embedding"]
+    assert torch.equal(trained[:20], base[:20])
+    assert not torch.equal(trained[20:77], base[20:77])
+
+
+def test_resumed_in_mid_epoch_equals_uninterrupted(config, tmp_path):
+    whole = weights(train(config))
+    half = dataclasses.replace(config, output=str(tmp_path / "half"))
+    import shutil
+
+    shutil.copytree(tmp_path / "run", tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "checkpoints" / "step-00000004")
+    shutil.rmtree(tmp_path / "half" / "encoder")
+    resumed = weights(train(dataclasses.replace(half, resume=True)))
+    assert all(torch.equal(whole[k], resumed[k]) for k in whole)
+    assert [m["step"] for m in read_metrics(tmp_path / "half")] == [1, 2, 3, 4]
+
+
+def test_training_learns(config):
+    """Thirty steps on sixteen pairs teach a random tiny encoder to tell them apart better than it could."""
+    train(dataclasses.replace(config, max_steps=40, learning_rate=3e-3, save_every=100))
+    metrics = read_metrics(__import__("pathlib").Path(config.output))
+    first, last = metrics[0], metrics[-1]
+    assert last["loss"] < 0.7 * first["loss"]
+
+
+def test_broken_pictures_never_end_a_run_and_are_replaced_by_nothing(config, pair_folder, tmp_path):
+    import shutil
+
+    data = shutil.copytree(pair_folder, tmp_path / "data")
+    (data / "03.png").write_bytes((data / "03.png").read_bytes()[:60])
+    (data / "05.png").write_bytes(b"")
+    (data / "07.png").write_text("not a picture")
+    Image.open(data / "09.png").convert("CMYK").save(data / "09.jpg")
+    (data / "09.png").unlink()
+    Image.open(data / "11.png").convert("P").save(data / "11.png")
+    Image.open(data / "12.png").convert("RGBA").save(data / "12.png")
+    folder = train(dataclasses.replace(config, data=str(data), max_steps=4))
+    assert load_encoder(folder).history["unreadable_pictures"] == 3
+    run = json.loads((find_checkpoints(tmp_path / "run" / "checkpoints")[-1] / "run.json").read_text())
+    assert len(run["faults"]) == 3
+    assert all(any(name in fault for fault in run["faults"]) for name in ("03.png", "05.png", "07.png"))
+
+
+def test_a_loss_that_is_not_finite_names_step_and_samples_and_keeps_the_checkpoint(config, tmp_path):
+    first = dataclasses.replace(config, max_steps=4)
+    train(first)
+    newest = find_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    import shutil
+
+    shutil.rmtree(newest)
+    checkpoint = find_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    state = load_file(checkpoint / "model.safetensors")
+    state["clip.visual.proj"][:] = float("nan")
+    from safetensors.torch import save_file
+
+    save_file(state, checkpoint / "model.safetensors")
+    with pytest.raises(NonFiniteLoss, match=r"loss is nan at step 2; samples here: .*\.png"):
+        train(dataclasses.replace(first, resume=True))
+    assert [c.name for c in find_checkpoints(tmp_path / "run" / "checkpoints")] == [checkpoint.name]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pca_dim": 8}, "pca-dim is 8 but its batch holds 8 pictures"),
+        ({"context_length": 60}, "context-length 60 is shorter than the base's 77"),
+        ({"recipe": "debiased"}, "recipes: long-clip, .remove, .sample, debias"),
+        ({"data": "nowhere.json"}, "no data at 'nowhere.json'"),
+        ({"batch_size": 20}, "the data holds 16 pairs, fewer than one batch of 20"),
+        ({"context_length": 250}, "lengths it reaches: 77, 134, 191, 248"),
+        ({"precision": "fp16"}, "fp16 needs a GPU"),
+        ({"short_weight": 1.5}, "expected 0 to 1"),
+    ],
+)
+def test_impossible_settings_are_one_clear_line(config, change, message):
+    with pytest.raises(ValueError, match=message):
+        train(dataclasses.replace(config, **change))
+
+
+def test_a_folder_with_a_run_is_not_overwritten_and_a_resumed_run_keeps_its_settings(config):
+    train(config)
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(config)
+    with pytest.raises(ValueError, match=r"these changed: learning_rate 0.001 -> 0.5"):
+        train(dataclasses.replace(config, resume=True, learning_rate=0.5))
+
+
+@pytest.mark.parametrize("change", [{"precision": "bf16"}, {"gradient_checkpointing": True}, {"train_towers": "text"}])
+def test_variants_run_and_move_the_text_tower(config, change, tiny_folder):
+    trained, base = weights(train(dataclasses.replace(config, max_steps=2, **change))), weights(tiny_folder)
+    assert not torch.equal(trained["text.text_projection"], base["text.text_projection"])
+    frozen = change.get("train_towers") == "text"
+    assert torch.equal(trained["visual.proj"], base["visual.proj"]) == frozen
