@@ -80,7 +80,9 @@ def _open(source: str, quick_gelu: bool | None, tables: Tables) -> Encoder:
     if path.is_file():
         weights = read_weights(path, tables)
         recorded = weights.quick_gelu if quick_gelu is None else quick_gelu
-        return _from_state(path.stem, infer_config(weights.state), weights.state, recorded, f"{weights.kind} file {path}")
+        return _from_state(
+            path.stem, infer_config(weights.state), weights.state, recorded, f"{weights.kind} file {path}"
+        )
     raise FileNotFoundError(
         f"no encoder at {source!r}: expected a folder, a checkpoint file, or ROW:PRETRAINED with ROW one of {', '.join(SPECS)}"
     )
@@ -107,7 +109,9 @@ def _open_tag(spec: EncoderSpec, config: dict[str, Any], tag: str) -> Encoder:
     known = get_pretrained_cfg(spec.architecture, tag)
     if not known:
         tags = sorted({*spec.tags, *list_pretrained_tags_by_model(spec.architecture)})
-        raise ValueError(f"row {spec.name!r} has no pretrained weights {tag!r}; tags: {', '.join(tags)}; or a file, or {RANDOM!r}")
+        raise ValueError(
+            f"row {spec.name!r} has no pretrained weights {tag!r}; tags: {', '.join(tags)}; or a file, or {RANDOM!r}"
+        )
     if bool(known.get("quick_gelu", False)) != spec.quick_gelu:
         raise ValueError(f"{spec.name}:{tag} was trained with the other activation than row {spec.name!r} has")
     weights = read_weights(Path(download_pretrained(known)))
@@ -122,7 +126,9 @@ def _open_folder(folder: Path, tables: Tables) -> Encoder:
         return _open_saved(folder, json.loads(config_file.read_text()), tables)
     if (folder / "config.json").is_file():
         return _open_transformers(folder, json.loads((folder / "config.json").read_text()))
-    raise FileNotFoundError(f"{folder} is no encoder folder: it holds neither {CONFIG_FILE} nor a transformers config.json")
+    raise FileNotFoundError(
+        f"{folder} is no encoder folder: it holds neither {CONFIG_FILE} nor a transformers config.json"
+    )
 
 
 def _open_saved(folder: Path, content: dict[str, Any], tables: Tables) -> Encoder:
@@ -142,22 +148,32 @@ def _open_saved(folder: Path, content: dict[str, Any], tables: Tables) -> Encode
 
 def _open_transformers(folder: Path, content: dict[str, Any]) -> Encoder:
     if content.get("model_type") != "clip":
-        raise ValueError(f"{folder} holds a transformers {content.get('model_type')!r} model; expected a CLIPModel ('clip')")
+        raise ValueError(
+            f"{folder} holds a transformers {content.get('model_type')!r} model; expected a CLIPModel ('clip')"
+        )
     files = [folder / n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()]
     if not files:
         raise FileNotFoundError(f"{folder} has a config.json but no model.safetensors")
     weights = read_weights(files[0])
-    activations = {content[part].get("hidden_act", "quick_gelu") for part in ("text_config", "vision_config") if part in content}
+    activations = {
+        content[part].get("hidden_act", "quick_gelu") for part in ("text_config", "vision_config") if part in content
+    }
     if not activations <= {"quick_gelu", "gelu"} or len(activations) != 1:
         raise ValueError(f"{folder}: hidden_act is {sorted(activations)}; expected quick_gelu or gelu in both towers")
     config = infer_config(weights.state)
     text_heads = content["text_config"].get("num_attention_heads", config["text_cfg"]["heads"])
     config["text_cfg"]["heads"] = text_heads
-    config["vision_cfg"]["head_width"] = config["vision_cfg"]["width"] // content["vision_config"].get("num_attention_heads", 12)
-    return _from_state(folder.name, config, weights.state, activations == {"quick_gelu"}, f"transformers folder {folder}")
+    config["vision_cfg"]["head_width"] = config["vision_cfg"]["width"] // content["vision_config"].get(
+        "num_attention_heads", 12
+    )
+    return _from_state(
+        folder.name, config, weights.state, activations == {"quick_gelu"}, f"transformers folder {folder}"
+    )
 
 
-def _from_state(name: str, config: dict[str, Any], state: dict[str, Any], quick_gelu: bool | None, base: str) -> Encoder:
+def _from_state(
+    name: str, config: dict[str, Any], state: dict[str, Any], quick_gelu: bool | None, base: str
+) -> Encoder:
     if quick_gelu is None:
         raise ValueError(
             f"{base} does not record its activation, and the wrong one changes every feature without an error; say "

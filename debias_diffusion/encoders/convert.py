@@ -44,7 +44,9 @@ def text_to_transformers(text: StateDict) -> StateDict:
             out[f"text_model.{_TEXT_BACK[key]}"] = value.clone()
         elif key == "text_projection":
             out["text_projection.weight"] = value.T.contiguous()
-        elif (block := re.fullmatch(r"transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)", key)) and block[2] in _BLOCK_BACK:
+        elif (block := re.fullmatch(r"transformer\.resblocks\.(\d+)\.(.+)\.(weight|bias)", key)) and block[
+            2
+        ] in _BLOCK_BACK:
             out[f"text_model.encoder.layers.{block[1]}.{_BLOCK_BACK[block[2]]}.{block[3]}"] = value.clone()
         elif fused := re.fullmatch(r"transformer\.resblocks\.(\d+)\.attn\.in_proj_(weight|bias)", key):
             for name, part in zip(_QKV, value.chunk(3), strict=True):
@@ -69,7 +71,9 @@ def clip_from_transformers(state: StateDict) -> StateDict:
     state = {k: v for k, v in state.items() if not k.endswith("position_ids")}
     text = {k: v for k, v in state.items() if k.startswith(("text_model.", "text_projection."))}
     vision = {k.removeprefix("vision_model."): v for k, v in state.items() if k.startswith("vision_model.")}
-    rest = state.keys() - text.keys() - {f"vision_model.{k}" for k in vision} - {"logit_scale", "visual_projection.weight"}
+    rest = (
+        state.keys() - text.keys() - {f"vision_model.{k}" for k in vision} - {"logit_scale", "visual_projection.weight"}
+    )
     if rest:
         raise ValueError(f"a transformers CLIPModel has no weights {sorted(rest)[:5]}")
     out = {f"text.{k}": v for k, v in text_from_transformers(text).items()}

@@ -132,7 +132,9 @@ def infer_config(state: StateDict) -> dict[str, Any]:
         raise ValueError("the image tower is not a ViT; name the encoder's row, as in ROW:PATH")
     width, _, patch, _ = state["visual.conv1.weight"].shape
     if width > 1024:
-        raise ValueError(f"the image tower is {width} wide: its number of heads is not in the file; name its row, as in ROW:PATH")
+        raise ValueError(
+            f"the image tower is {width} wide: its number of heads is not in the file; name its row, as in ROW:PATH"
+        )
     grid = round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
     context_length, text_width = state["text.positional_embedding"].shape
     return {

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """`features` (readable pictures, dim), unit norm; `unreadable` names the other pictures by index, with the reason."""
+    """`features` (readable pictures, dim), unit norm; `unreadable` names the others by index, with the reason."""
 
     features: Tensor
     unreadable: dict[int, str]
@@ -42,7 +42,7 @@ class ImageFeatures:
 
 @dataclass(frozen=True)
 class TextFeatures:
-    """`features` (captions, dim), unit norm; `num_tokens` (captions,) of each whole caption, both end tokens counted."""
+    """`features` (captions, dim), unit norm; `num_tokens` (captions,) of whole captions, both end tokens counted."""
 
     features: Tensor
     num_tokens: Tensor
@@ -72,16 +72,12 @@ class FeatureCache:
             self._hashes[module] = changes, _digest(state, shape)
         return self._hashes[module][1]
 
-    def image_features(
-        self, encoder: Encoder, pictures: Sequence[Picture], *, progress: bool = False
-    ) -> ImageFeatures:
+    def image_features(self, encoder: Encoder, pictures: Sequence[Picture], *, progress: bool = False) -> ImageFeatures:
         """The features of the readable pictures, in order; each unreadable one is named, never raised.
 
         Raises ValueError where no picture can be read.
         """
-        path = self._path(
-            encoder, "visual", [encoder.preprocess_config, [picture.identity for picture in pictures]]
-        )
+        path = self._path(encoder, "visual", [encoder.preprocess_config, [picture.identity for picture in pictures]])
         found = _load(path, ("features",))
         if found:
             known = {int(index): reason for index, reason in json.loads(found[1]["unreadable"]).items()}
@@ -150,7 +146,7 @@ def _digest(tensors: Tensors, about: object) -> str:
     for name, tensor in sorted(tensors.items()):
         hasher.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        hasher.update(flat.view(torch.uint8).numpy())
+        hasher.update(flat.view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 

@@ -1,5 +1,6 @@
 """Figures of results, readable in colour, in greyscale print, by colour-blind eyes, on white and on black."""
 
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from debias_diffusion.evaluation.attention import AttentionProfile
+    from debias_diffusion.evaluation.depth import DepthCurve
 
 _INK = "#010203"  # all lines and letters; in a page they take the colour of its text instead
 _GRID = "#808080"
@@ -20,6 +22,7 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _HATCHES = ("", "///", "..", "\\\\\\", "xx")
+_RECALL = "t2i_recall@1"
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -51,18 +54,29 @@ class Series:
 
 def curve_figure(title: str, x_label: str, y_label: str, series: Sequence[Series], *, every: int = 1) -> "Figure":
     """One curve a series, its interval as a band; every `every`-th point carries a mark."""
+    from matplotlib.ticker import MaxNLocator
+
     with _style():
         figure, axes = _figure(title, width=4.6)
         for number, one in enumerate(series):
             colour, marker, dashes = (row[number % len(row)] for row in (_COLOURS, _MARKERS, _DASHES))
-            axes.plot(one.x, one.y, color=colour, marker=marker, linestyle=dashes, markersize=5, markevery=every, label=one.name)
+            axes.plot(
+                one.x,
+                one.y,
+                color=colour,
+                marker=marker,
+                linestyle=dashes,
+                markersize=5,
+                markevery=every,
+                label=one.name,
+            )
             if one.intervals:
                 low, high = zip(*one.intervals, strict=True)
                 axes.fill_between(one.x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _finish(figure, axes, len(series))
     return figure
 
@@ -100,31 +114,44 @@ def benchmark_figures(name: str, results: Mapping[str, Mapping[str, Mapping[str,
     `recall`: text-to-image R@1 by perturbation; `drops`: its change from the unchanged caption; `filler`: R@1 against
     the number of filler sentences in front, for each form of it that was asked at two counts or more.
     """
-    first = next(iter(results.values()))
-    bars = [row for row in first if not _filler(row)] or list(first)
-    figures = {"recall": bar_figure(f"{name}: text to image", "R@1 (%)", bars, [
-        Series(encoder, range(len(bars)), [rows[b]["t2i_recall@1"] for b in bars],
-               [rows[b]["intervals"]["t2i_recall@1"] for b in bars]) for encoder, rows in results.items()])}  # fmt: skip
-    changed = [row for row in bars if row != "none"]
-    if changed:
-        figures["drops"] = bar_figure(f"{name}: change from the unchanged caption", "R@1, points", changed, [
-            Series(encoder, range(len(changed)), [rows[c]["drops"]["t2i_recall@1"]["points"] for c in changed])
-            for encoder, rows in results.items()])  # fmt: skip
-    for form in dict.fromkeys(found[0] for row in first if (found := _filler(row))):
-        counts = sorted((found[1], row) for row in first if (found := _filler(row)) and found[0] == form)
+    asked = list(next(iter(results.values())))
+    bars = [perturbation for perturbation in asked if not _filler(perturbation)]
+    figures = {"recall": bar_figure(f"{name}: text to image", "R@1 (%)", bars, _recalls(results, bars))}
+    if changed := [perturbation for perturbation in bars if perturbation != "none"]:
+        drops = [
+            Series(encoder, range(len(changed)), [rows[c]["drops"][_RECALL]["points"] for c in changed])
+            for encoder, rows in results.items()
+        ]
+        figures["drops"] = bar_figure(f"{name}: change from the unchanged caption", "R@1, points", changed, drops)
+    forms: dict[str, dict[int, str]] = {}
+    for perturbation in asked:
+        if found := _filler(perturbation):
+            forms.setdefault(found[0], {})[found[1]] = perturbation
+    for form, counts in forms.items():
         if len(counts) > 1:
-            figures[f"filler-{form}" if form else "filler"] = curve_figure(
-                f"{name}: filler before {form.replace('_', ' ') + ' sentences' if form else 'the caption'}",
-                "filler sentences in front", "text to image R@1 (%)",
-                [Series(encoder, [k for k, _ in counts], [rows[row]["t2i_recall@1"] for _, row in counts],
-                        [rows[row]["intervals"]["t2i_recall@1"] for _, row in counts])
-                 for encoder, rows in results.items()])  # fmt: skip
+            title = f"{name}: filler before {form.replace('_', ' ') + ' sentences' if form else 'the caption'}"
+            series = _recalls(results, [counts[k] for k in sorted(counts)], sorted(counts))
+            key = f"filler-{form}" if form else "filler"
+            figures[key] = curve_figure(title, "filler sentences in front", "text to image R@1 (%)", series)
     return figures
 
 
+def depth_figure(name: str, curves: Mapping[str, "DepthCurve"]) -> "Figure":
+    """Text-to-image R@1 against the depth at which each caption's first sentence stands, one curve an encoder."""
+    series = []
+    for encoder, curve in curves.items():
+        bins = [depth for depth in curve.bins if depth.num_queries >= curve.min_queries]
+        middles = [(depth.start + depth.stop) / 2 for depth in bins]
+        series.append(Series(encoder, middles, [depth.t2i_recall for depth in bins]))
+    return curve_figure(
+        f"{name}: depth of the first sentence", "token position of the first sentence", "text to image R@1 (%)", series
+    )
+
+
 def attention_figures(profiles: Mapping[str, "AttentionProfile"]) -> dict[str, "Figure"]:
-    """Attention of the pooled token by depth in tokens, mean over layers and last layer; and by sentence against the
-    sentence's own share of tokens."""
+    """Attention of the pooled token by depth in tokens, mean over layers and last layer; and by sentence, beside the
+    share of tokens each sentence has."""
+
     def curves(values: Mapping[str, Any]) -> list[Series]:
         return [Series(name, p.positions.tolist(), (100 * values[name]).tolist()) for name, p in profiles.items()]
 
@@ -137,7 +164,9 @@ def attention_figures(profiles: Mapping[str, "AttentionProfile"]) -> dict[str, "
     first = next(iter(profiles.values()))
     sentences = [str(n + 1) for n in range(min(8, len(first.sentence_counts)))]
     shown = range(len(sentences))
-    bars = [Series(name, shown, [100 * float(p.by_sentence[:, n].mean()) for n in shown]) for name, p in profiles.items()]
+    bars = [
+        Series(name, shown, [100 * float(p.by_sentence[:, n].mean()) for n in shown]) for name, p in profiles.items()
+    ]
     bars.append(Series("share of tokens", shown, [100 * float(first.sentence_tokens[n]) for n in shown]))
     figures["attention-sentences"] = bar_figure("Attention at EOT by sentence", "share (%)", sentences, bars)
     return figures
@@ -152,11 +181,11 @@ def save_png(figure: "Figure", path: Path) -> Path:
 
 def to_svg(figure: "Figure", name: str) -> str:
     """The figure as an <svg> element for a page: letters and lines in the colour of the page's text, ids its own."""
-    import io
-
     buffer = io.StringIO()
     with _style(**{"svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None, "Creator": None}
+        )
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -164,6 +193,20 @@ def to_svg(figure: "Figure", name: str) -> str:
     label = figure.axes[0].get_title(loc="left")
     return re.sub(r'^<svg[^>]*viewBox="([^"]*)"[^>]*>', rf'<svg role="img" aria-label="{_escape(label)}" viewBox="\1" '
                   'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">', svg)  # fmt: skip
+
+
+def _recalls(
+    results: Mapping[str, Mapping[str, Mapping[str, Any]]], perturbations: Sequence[str], x: Sequence[float] = ()
+) -> list[Series]:
+    return [
+        Series(
+            encoder,
+            x or range(len(perturbations)),
+            [rows[perturbation][_RECALL] for perturbation in perturbations],
+            [rows[perturbation]["intervals"][_RECALL] for perturbation in perturbations],
+        )
+        for encoder, rows in results.items()
+    ]
 
 
 def _filler(perturbation: str) -> tuple[str, int] | None:
@@ -175,7 +218,8 @@ def _filler(perturbation: str) -> tuple[str, int] | None:
 def _style(**more: str) -> Any:
     import matplotlib
 
-    return matplotlib.rc_context({**_STYLE, **more})
+    settings: Any = {**_STYLE, **more}
+    return matplotlib.rc_context(settings)
 
 
 def _figure(title: str, width: float) -> "tuple[Figure, Axes]":

@@ -195,6 +195,4 @@ def _incomplete(benchmark: str, counts: Mapping[str, int]) -> str:
     whole = COMPLETE.get(benchmark, here)
     if here == whole:
         return ""
-    return (
-        f"measured on all {whole[0]:,} pictures and {whole[1]:,} captions; this copy has {here[0]:,} and {here[1]:,}"
-    )
+    return f"measured on all {whole[0]:,} pictures and {whole[1]:,} captions; this copy has {here[0]:,} and {here[1]:,}"

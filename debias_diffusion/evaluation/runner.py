@@ -1,7 +1,8 @@
 """One encoder on one benchmark: pictures once, captions once per perturbation, then ranks and what they say."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from typing import Any
@@ -44,6 +45,14 @@ class Result:
     ranks: Ranks
     image_of_caption: Tensor
 
+    def to_row(self) -> dict[str, Any]:
+        """The JSON form: metrics by name, `intervals`, `drops` (percent null where the reference is 0), `truncated`."""
+        drops = {
+            metric: {unit: None if math.isnan(value) else value for unit, value in change.items()}
+            for metric, change in self.drops.items()
+        }
+        return {**self.metrics, "intervals": self.intervals, "drops": drops, "truncated": self.truncated}
+
 
 def check_perturbations(names: Sequence[str], sets: Sequence[RetrievalSet], splitter: str) -> list[Perturbation]:
     """The perturbations by name, `none` first and each once.
@@ -56,7 +65,9 @@ def check_perturbations(names: Sequence[str], sets: Sequence[RetrievalSet], spli
     for perturbation in perturbations:
         lacking = [s.name for s in sets if s.short_captions is None and perturbation.uses_short_caption]
         if lacking:
-            raise ValueError(f"{perturbation.name!r} needs short captions, which {', '.join(lacking)} has not; leave it out")
+            raise ValueError(
+                f"{perturbation.name!r} needs short captions, which {', '.join(lacking)} has not; leave it out"
+            )
     return perturbations
 
 
@@ -80,18 +91,13 @@ def evaluate_encoder(
     rows = check_perturbations(perturbations, [retrieval_set], splitter)
     cache = cache or FeatureCache()
     images = cache.image_features(encoder, retrieval_set.pictures, progress=progress)
-    places = _places(len(retrieval_set.pictures), images.unreadable)
-    kept = [j for j, image in enumerate(retrieval_set.image_of_caption) if places[image] >= 0]
-    image_of_caption = torch.tensor([places[retrieval_set.image_of_caption[j]] for j in kept])
+    image_of_caption = torch.tensor(readable_part(retrieval_set, images.unreadable).image_of_caption)
+    kept = _kept_captions(retrieval_set, images.unreadable)
     results: dict[str, Result] = {}
     for row in rows:
         captions = _perturbed(retrieval_set, row, seed, splitter)
-        texts = cache.text_features(
-            encoder, [captions[j] for j in kept], max_tokens=row.max_tokens, progress=progress
-        )
-        ranks = retrieval_ranks(
-            images.features.to(encoder.device), texts.features.to(encoder.device), image_of_caption
-        )
+        texts = cache.text_features(encoder, [captions[j] for j in kept], max_tokens=row.max_tokens, progress=progress)
+        ranks = retrieval_ranks(images.features.to(encoder.device), texts.features.to(encoder.device), image_of_caption)
         metrics = retrieval_metrics(ranks)
         reference = results[REFERENCE].metrics if results else metrics
         results[row.name] = Result(
@@ -107,14 +113,27 @@ def evaluate_encoder(
     return results
 
 
-def compare_encoders(
-    results: dict[str, dict[str, Result]], *, seed: int = 0
-) -> list[dict[str, Any]]:
+def readable_part(retrieval_set: RetrievalSet, unreadable: Collection[int]) -> RetrievalSet:
+    """The set without those pictures and their captions; its `counts` stay those of the files."""
+    pictures = [index for index in range(len(retrieval_set.pictures)) if index not in unreadable]
+    place = {index: row for row, index in enumerate(pictures)}
+    kept = _kept_captions(retrieval_set, unreadable)
+    short = retrieval_set.short_captions
+    return replace(
+        retrieval_set,
+        pictures=[retrieval_set.pictures[index] for index in pictures],
+        captions=[retrieval_set.captions[j] for j in kept],
+        image_of_caption=[place[retrieval_set.image_of_caption[j]] for j in kept],
+        short_captions=[short[j] for j in kept] if short is not None else None,
+    )
+
+
+def compare_encoders(results: dict[str, dict[str, Result]], *, seed: int = 0) -> list[dict[str, Any]]:
     """The paired test of every two encoders under every perturbation both have, recall@1 in both directions.
 
     `results` holds each encoder's results on one and the same set. Keys of a row: a, b, perturbation, metric, and those
-    of `statistics.paired_test`. P-values are of each test alone, not corrected for their number. Raises ValueError where
-    two encoders were not given the same pictures.
+    of `statistics.paired_test`. P-values are of each test alone, not corrected for their number. Raises ValueError
+    where two encoders were not given the same pictures.
     """
     rows = []
     for a, b in combinations(results, 2):
@@ -132,6 +151,10 @@ def compare_encoders(
     return rows
 
 
+def _kept_captions(retrieval_set: RetrievalSet, unreadable: Collection[int]) -> list[int]:
+    return [j for j, image in enumerate(retrieval_set.image_of_caption) if image not in unreadable]
+
+
 @lru_cache(maxsize=64)
 def _rewritten(captions: tuple[str, ...], name: str, seed: int, splitter: str) -> tuple[str, ...]:
     """Perturbed once for all encoders: splitting into sentences costs as much as reading cached features."""
@@ -143,15 +166,6 @@ def _perturbed(retrieval_set: RetrievalSet, row: Perturbation, seed: int, splitt
     if row.uses_short_caption and retrieval_set.short_captions is not None:
         captions = retrieval_set.short_captions
     return _rewritten(tuple(captions), row.name, seed, splitter)
-
-
-def _places(num_pictures: int, unreadable: dict[int, str]) -> list[int]:
-    """The row of each picture's features, -1 for one that has none."""
-    places, row = [], 0
-    for index in range(num_pictures):
-        places.append(-1 if index in unreadable else row)
-        row += index not in unreadable
-    return places
 
 
 def _intervals(ranks: Ranks, image_of_caption: Tensor, seed: int) -> dict[str, tuple[float, float]]:

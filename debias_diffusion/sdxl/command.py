@@ -11,7 +11,7 @@ from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.sdxl.drift import PROMPTS, drift_table, slot_drift
 from debias_diffusion.sdxl.export import export_slot, push_folder
 from debias_diffusion.sdxl.single_file import export_single_file, import_tower
-from debias_diffusion.sdxl.slots import find_slot, slot_of_width
+from debias_diffusion.sdxl.slots import find_slot, slot_of_width, text_tower
 
 Positional = Annotated[str, tyro.conf.Positional]
 SlotName = Literal["text_encoder", "text_encoder_2"]
@@ -35,9 +35,9 @@ def export(
         source: Encoder folder, file or ROW:TAG; with --to encoder, an SDXL checkpoint, folder or text-encoder file.
         output: Folder to write, or a .safetensors file with --to single-file. Both slots can share one folder.
         slot: Which of SDXL's encoders; told from the tower's width where it can be.
-        to: A folder for diffusers, one file for ComfyUI and the like, or (the way back) an encoder folder to train from.
+        to: A folder for diffusers, one file for ComfyUI and the like, or (the way back) an encoder to train from.
         dtype: Of the written weights.
-        stretch: Positions to stretch the tower to first, untrained, as Long-CLIP does: for the slot beside a trained one.
+        stretch: Positions to stretch the tower to first, untrained: for the slot beside a trained one.
         blend: Share of the encoder's weights, the rest from --base: 1 is the encoder, 0 the stretched base.
         base: The encoder it was tuned from: for --blend; with --to encoder, where image tower and tokenizer come from.
         push: Hub repository to upload the written folder to; private, and only when named.
@@ -50,7 +50,7 @@ def export(
     encoder = load_encoder(source)
     if stretch and stretch != encoder.context_length:
         encoder = encoder.stretched(stretch)
-    name = slot or slot_of_width(encoder.model.text.token_embedding.embedding_dim)
+    name = slot or slot_of_width(text_tower(encoder).token_embedding.embedding_dim)
     other = load_encoder(base) if base and blend != 1 else None
     if to == "single-file":
         path = export_single_file(encoder, name, output, dtype=dtype, blend=blend, base=other)
@@ -78,7 +78,7 @@ def drift(
         prompts: Text file with one prompt a line; a few short ones where none is given.
         output: JSON file for all numbers, by position too.
     """
-    lines = PROMPTS
+    lines: tuple[str, ...] = PROMPTS
     if prompts is not None:
         if not prompts.is_file():
             raise FileNotFoundError(f"no file of prompts at {prompts}")

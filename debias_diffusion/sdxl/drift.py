@@ -82,7 +82,7 @@ def slot_states(slot: Slot, prompts: Sequence[str], length: int) -> tuple[Tensor
 def drift_table(drift: dict[str, Any]) -> str:
     """The numbers of `slot_drift` as a Markdown table, positions gathered in tens."""
     lines = [
-        f"{drift['slot']}: {drift['prompts']} prompts of up to {drift['length']} tokens ({drift['left_out']} longer, left out)",
+        f"{drift['slot']}: {drift['prompts']} prompts of up to {drift['length']} tokens; {drift['left_out']} left out",
         "",
         "| what SDXL reads | rows | relative error | cosine |",
         "| --- | --- | --- | --- |",

@@ -1,6 +1,7 @@
-"""Encoder -> SDXL slot folder: weights, config and tokenizer that open in the stock pipeline, written whole or not at all."""
+"""Encoder -> SDXL slot folder that opens in the stock pipeline, written whole or not at all."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from debias_diffusion.sdxl.slots import (
     refuse_encoder,
     slot_config,
     slot_tokenizer,
+    text_tower,
     tower_state,
     vocabulary,
 )
@@ -41,7 +43,7 @@ def export_slot(
     blend: float = 1.0,
     base: Encoder | None = None,
 ) -> Path:
-    """Writes the encoder's text tower as `folder`/text_encoder and `folder`/tokenizer (or the two `_2`); returns `folder`.
+    """Returns `folder`, with the encoder's text tower in its text_encoder and tokenizer (or the two `_2`).
 
     Both slots can be exported into one folder; its README.md tells of all it holds. `blend` below 1 mixes the weights
     with those of `base`, stretched to the same length: 0 is the base alone. What is written is read back and checked
@@ -50,13 +52,13 @@ def export_slot(
     spec, folder = find_slot(slot), Path(folder)
     state = cast_state(blended_state(encoder, slot, blend, base), dtype, projection=spec.projects)
     _refuse_foreign(folder / slot)
-    record = slot_record(encoder, slot, dtype, blend, base)
-    config = slot_config(encoder.model.text, encoder.tokenizer, slot, record)
+    config = slot_config(text_tower(encoder), encoder.tokenizer, slot)
     config.dtype = DTYPES[dtype]
+    setattr(config, RECORD, slot_record(encoder, slot, dtype, blend, base))
     with partial_folder(folder) as partial:
         (partial / slot).mkdir()
         config.save_pretrained(partial / slot)
-        save_file(state, partial / slot / "model.safetensors", metadata=slot_metadata(spec, config.to_dict()))
+        save_weights(state, partial / slot / "model.safetensors", slot_metadata(spec, config.to_dict()))
         _write_tokenizer(encoder, spec, partial / spec.tokenizer)
         check_slot(partial, slot)
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +73,7 @@ def blended_state(encoder: Encoder, slot: str, blend: float = 1.0, base: Encoder
     refuse_encoder(encoder, slot)
     if not 0 <= blend <= 1:
         raise ValueError(f"blend is {blend}; expected 0 (the stretched base) to 1 (the encoder as it is)")
-    tuned = tower_state(encoder.model.text)
+    tuned = tower_state(text_tower(encoder))
     if blend == 1:
         return tuned
     if base is None:
@@ -81,7 +83,7 @@ def blended_state(encoder: Encoder, slot: str, blend: float = 1.0, base: Encoder
 
 
 def _stretched_state(base: Encoder, encoder: Encoder, tuned: StateDict) -> StateDict:
-    state = tower_state(base.model.text)
+    state = tower_state(text_tower(base))
     key = "text_model.embeddings.position_embedding.weight"
     if base.context_length != encoder.context_length:
         ratio = stretch_ratio(base.context_length, encoder.context_length)
@@ -90,7 +92,7 @@ def _stretched_state(base: Encoder, encoder: Encoder, tuned: StateDict) -> State
         raise ValueError(
             f"{base.name} and {encoder.name} have text towers of different shape; blend an encoder with its own base"
         )
-    if hidden_act(base.model.text) != hidden_act(encoder.model.text):
+    if hidden_act(text_tower(base)) != hidden_act(text_tower(encoder)):
         raise ValueError(
             f"{base.name} and {encoder.name} have different activations; blend an encoder with its own base"
         )
@@ -148,6 +150,14 @@ def partial_folder(target: Path) -> Iterator[Path]:
         yield partial
     finally:
         shutil.rmtree(partial)
+
+
+def save_weights(state: StateDict, path: Path, metadata: dict[str, str]) -> None:
+    """Writes a safetensors file with the permissions of any new file; safetensors itself makes it its owner's alone."""
+    save_file(state, path, metadata=metadata)
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def _replace(source: Path, target: Path) -> None:

@@ -17,8 +17,38 @@ LICENCES = {
 }
 """Licence of the weights each row of encoders starts from."""
 
-_RECIPE_FIELDS = ("recipe", "context_length", "keep_positions", "short_weight", "pca_dim", "batch_size", "steps",
-                  "learning_rate", "weight_decay", "precision", "train_towers", "seed")  # fmt: skip
+_RECIPE_FIELDS = (
+    *("recipe", "context_length", "keep_positions", "short_weight", "pca_dim", "batch_size", "steps"),
+    *("learning_rate", "weight_decay", "precision", "train_towers", "seed"),
+)
+
+_LIMITS = """## Limits
+
+- Only positions up to the end of the text were trained; SDXL also reads the padding rows after it.
+- SDXL's UNet was trained with the original encoders; `debias-diffusion drift` says how far these are from them.
+- A checkpoint that tuned its own text encoders loses that tuning when they are replaced.
+- The tokenizer does not repair text: clean curly quotes, ligatures and HTML entities first, as in training
+  (`debias_diffusion.captions.clean`)."""
+
+_USAGE = """## Use
+
+```python
+import torch
+from diffusers import StableDiffusionXLPipeline
+from transformers import {classes}, CLIPTokenizer
+
+folder = "path/to/this/folder"
+parts = {{
+{parts}
+}}
+base = "stabilityai/stable-diffusion-xl-base-1.0"
+pipe = StableDiffusionXLPipeline.from_pretrained(base, torch_dtype=torch.float16, **parts)
+```"""
+
+_ALONE = """
+
+The stock pipeline joins both encoders position by position, so `{other}` must read {length} tokens too: export one into
+this folder, or use debias-diffusion's own pipeline, which takes mixed lengths."""
 
 
 def is_our_card(text: str) -> bool:
@@ -28,23 +58,19 @@ def is_our_card(text: str) -> bool:
 
 def model_card(configs: list[dict[str, Any]]) -> str:
     """The card of a folder whose slots have these config.json contents, as Markdown with the hub's front matter."""
-    ours = [c for c in configs if RECORD in c]
-    names = [c[RECORD]["slot"] for c in ours]
-    licensed = all(_base_row(c[RECORD]) for c in ours)
+    records = [config[RECORD] for config in configs]
+    rows = [_base_row(record) for record in records]
+    table = ["| slot | class | tower | tokens | activation | dtype |", "| --- | --- | --- | --- | --- | --- |"]
     parts = [
-        f"---\nlicense: {'mit' if licensed else 'other'}\nlibrary_name: diffusers\n{_MARK}\n---",
-        f"# Text encoder{'s' if len(ours) > 1 else ''} for SDXL: {', '.join(c[RECORD]['encoder'] for c in ours)}",
-        "\n".join(
-            [
-                "| slot | class | tower | tokens | activation | dtype |",
-                "| --- | --- | --- | --- | --- | --- |",
-                *(_row(c) for c in ours),
-            ]
-        ),  # fmt: skip
-        _usage(names, ours),
-        *(_making(c[RECORD]) for c in ours),
-        _limits(ours),
+        f"---\nlicense: {'mit' if all(rows) else 'other'}\nlibrary_name: diffusers\n{_MARK}\n---",
+        f"# SDXL text encoder{'s' if len(configs) > 1 else ''}: {', '.join(record['encoder'] for record in records)}",
+        "\n".join([*table, *(_row(config) for config in configs)]),
+        _usage(configs),
+        *(_making(record) for record in records),
+        _LIMITS,
     ]
+    if "miniature" in rows:
+        parts[-1] += "\n- A miniature: it shows that the code works and says nothing about photographs."
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,27 +83,18 @@ def _row(config: dict[str, Any]) -> str:
     )
 
 
-def _usage(names: list[str], configs: list[dict[str, Any]]) -> str:
-    classes = sorted({SLOTS[name].model_class.__name__ for name in names})
-    lines = ["import torch", "from diffusers import StableDiffusionXLPipeline",
-             f"from transformers import {', '.join(classes)}, CLIPTokenizer", "", 'folder = "path/to/this/folder"',
-             "parts = {"]  # fmt: skip
-    for name in names:
-        spec = SLOTS[name]
-        lines.append(
-            f'    "{name}": {spec.model_class.__name__}.from_pretrained(folder, subfolder="{name}", dtype=torch.float16),'
-        )
-        lines.append(f'    "{spec.tokenizer}": CLIPTokenizer.from_pretrained(folder, subfolder="{spec.tokenizer}"),')
-    lines += ["}", 'base = "stabilityai/stable-diffusion-xl-base-1.0"',
-              "pipe = StableDiffusionXLPipeline.from_pretrained(base, torch_dtype=torch.float16, **parts)"]  # fmt: skip
-    text = "## Use\n\n```python\n" + "\n".join(lines) + "\n```"
-    length = max(c["max_position_embeddings"] for c in configs)
-    if len(names) == 1 and length != 77:
-        other = next(name for name in SLOTS if name not in names)
-        text += (
-            f"\n\nThe stock pipeline joins both encoders position by position, so `{other}` must read {length} tokens too: "
-            f"export one into this folder, or use debias-diffusion's own pipeline, which takes mixed lengths."
-        )
+def _usage(configs: list[dict[str, Any]]) -> str:
+    specs = [SLOTS[config[RECORD]["slot"]] for config in configs]
+    parts = []
+    for spec in specs:
+        for component, kind in ((spec.name, spec.model_class.__name__), (spec.tokenizer, "CLIPTokenizer")):
+            dtype = "" if kind == "CLIPTokenizer" else ", dtype=torch.float16"
+            parts.append(f'    "{component}": {kind}.from_pretrained(folder, subfolder="{component}"{dtype}),')
+    classes = ", ".join(spec.model_class.__name__ for spec in specs)
+    text = _USAGE.format(classes=classes, parts="\n".join(parts))
+    length = max(config["max_position_embeddings"] for config in configs)
+    if len(specs) == 1 and length != 77:
+        text += _ALONE.format(other=next(name for name in SLOTS if name != specs[0].name), length=length)
     return text
 
 
@@ -86,9 +103,8 @@ def _making(record: dict[str, Any]) -> str:
     training = history.pop("training", None)
     lines = [f"## How `{record['slot']}` was made", "", f"- start: {history.pop('base', 'not recorded')}"]
     if training:
-        lines += [
-            f"- data: {training.get('data') or 'not recorded'}, {training.get('pairs', 'an unrecorded number of')} pairs"
-        ]
+        pairs = training.get("pairs", "an unrecorded number of")
+        lines += [f"- data: {training.get('data') or 'not recorded'}, {pairs} pairs"]
         lines += ["- recipe: " + ", ".join(f"{f} {training[f]}" for f in _RECIPE_FIELDS if f in training)]
     else:
         lines += ["- not trained further here; positions past its own context, if any, are interpolated"]
@@ -102,18 +118,6 @@ def _making(record: dict[str, Any]) -> str:
     lines += [f"- licence of the weights: {licence}"]
     if "sharegpt4v" in str((training or {}).get("data", "")).lower():
         lines += ["- ShareGPT4V's captions are for non-commercial use (CC BY-NC 4.0)"]
-    return "\n".join(lines)
-
-
-def _limits(configs: list[dict[str, Any]]) -> str:
-    lines = ["## Limits", "",
-             "- Only positions up to the end of the text were trained; SDXL also reads the padding rows after it.",
-             "- SDXL's UNet was trained with the original encoders. `debias-diffusion drift` says how far these are from them.",
-             "- A checkpoint that tuned its own text encoders loses that tuning when they are replaced.",
-             "- The tokenizer does not repair text: clean curly quotes, ligatures and HTML entities first "
-             "(`debias_diffusion.captions.clean`), as in training."]  # fmt: skip
-    if any(_base_row(c[RECORD]) == "miniature" for c in configs):
-        lines.append("- A miniature: it shows that the code works and says nothing about photographs.")
     return "\n".join(lines)
 
 
@@ -136,7 +140,7 @@ def _value(value: object) -> str:
 def public_history(history: dict[str, Any]) -> dict[str, Any]:
     """A history fit to travel: folders of the machine that trained are left out, data files keep their name.
 
-    >>> public_history({"base": "ViT-L-14:openai", "training": {"data": "/disk/a.json", "output": "x", "image_root": "y"}})
+    >>> public_history({"base": "ViT-L-14:openai", "training": {"data": "/disk/a.json", "output": "runs/x"}})
     {'base': 'ViT-L-14:openai', 'training': {'data': 'a.json'}}
     """
     if "training" not in history:

@@ -8,14 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from debias_diffusion.encoders.convert import StateDict, text_from_transformers
 from debias_diffusion.encoders.encoder import Encoder, build
 from debias_diffusion.encoders.foreign import read_tensors
-from debias_diffusion.sdxl.export import blended_state, slot_record
+from debias_diffusion.sdxl.export import blended_state, save_weights, slot_record
 from debias_diffusion.sdxl.slot_folder import WEIGHTS_FILES, check_slot, slot_metadata, slot_root
-from debias_diffusion.sdxl.slots import RECORD, cast_state, find_slot, refuse_encoder, slot_config, slot_of_width
+from debias_diffusion.sdxl.slots import (
+    RECORD,
+    cast_state,
+    find_slot,
+    refuse_encoder,
+    slot_config,
+    slot_of_width,
+    text_tower,
+)
 
 
 def export_single_file(
@@ -36,15 +43,15 @@ def export_single_file(
     spec, path = find_slot(slot), Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"a single file is named something.safetensors, got {path.name!r}")
-    if encoder.model.text.text_projection is None:
+    if text_tower(encoder).text_projection is None:
         raise ValueError(f"{encoder.name} has no text projection, which a single-file text encoder must carry")
     state = cast_state(blended_state(encoder, slot, blend, base), dtype, projection=True)
-    config = slot_config(encoder.model.text, encoder.tokenizer, slot)
+    config = slot_config(text_tower(encoder), encoder.tokenizer, slot)
     record = json.dumps(slot_record(encoder, slot, dtype, blend, base))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(state, partial, metadata=slot_metadata(spec, config.to_dict()) | {RECORD: record})
+        save_weights(state, partial, slot_metadata(spec, config.to_dict()) | {RECORD: record})
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -68,13 +75,13 @@ def import_tower(path: str | Path, slot: str, source: Encoder) -> Encoder:
             f"{path} has a tower with {tower.hidden_act}, {source.name} has {activation}; name the right source"
         )
     text = dict(tower.text)
-    width, own = text["token_embedding.weight"].shape[1], source.model.text.token_embedding.embedding_dim
+    width, own = text["token_embedding.weight"].shape[1], text_tower(source).token_embedding.embedding_dim
     if width != own:
         raise ValueError(f"{path} has a tower {width} wide, {source.name} one {own} wide; {_hint(width, slot)}")
     history = {"base": f"{slot} of {path.name}", "image_tower": source.name}
     state = {k: v for k, v in source.model.state_dict().items() if not k.startswith("text.")}
     if "text_projection" not in text:
-        text["text_projection"] = source.model.text.text_projection.detach()
+        text["text_projection"] = text_tower(source).text_projection.detach()
         history["text_projection"] = source.name
     state |= {f"text.{key}": value for key, value in text.items()}
     config = json.loads(json.dumps(source.model_config))
@@ -91,13 +98,13 @@ class _Tower:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Keys of one kind of file: those after `prefix` are the tower's; `others` may lie beside them, the rest may not."""
+    """Keys of one kind of file: the tower's begin with `prefix`; `marks` tells the layout from the rest."""
 
     slots: tuple[str, ...]
     prefix: str
     convert: Callable[[StateDict], StateDict]
-    marks: str  # a key that, after the prefix, tells the layout
-    others: tuple[str, ...] | None = None  # None: anything
+    marks: str  # a key, after the prefix, that only this layout has
+    others: tuple[str, ...] = ()  # beginnings of keys, after the prefix, that are not the tower's
 
 
 def _open_clip_names(state: StateDict) -> StateDict:
@@ -165,8 +172,7 @@ def _find_layout(keys: list[str], slot: str, path: Path) -> tuple[_Layout, list[
         if layout.prefix + layout.marks not in keys or slot not in layout.slots:
             continue
         chosen = [k for k in keys if k.startswith(layout.prefix) and not k.endswith("position_ids")]
-        if layout.others:
-            chosen = [k for k in chosen if not k.startswith(layout.others)]
+        chosen = [k for k in chosen if not k.removeprefix(layout.prefix).startswith(layout.others)]
         return layout, chosen
     raise ValueError(
         f"{path} holds no text tower for {slot}: its keys start {sorted(keys)[:4]}; expected an SDXL checkpoint, a "

@@ -73,29 +73,28 @@ class _Header:
 
 
 def _class_rules(spec: SlotSpec, config: dict[str, Any]) -> list[tuple[bool, str]]:
-    classes = config.get("architectures") or []
-    recorded = (config.get(RECORD) or {}).get("slot", spec.name)
+    classes, activation = config.get("architectures") or ["nameless model"], config.get("hidden_act")
+    slot = (config.get(RECORD) or {}).get("slot", spec.name)
     expected = spec.model_class.__name__
     return [
-        (recorded != spec.name, f"it was exported for {recorded}, not for {spec.name}"),
-        (expected not in classes, f"it is a {' or '.join(classes) or 'model without a class'}, expected {expected}"),
-        (config.get("hidden_act") not in ("quick_gelu", "gelu"), f"hidden_act is {config.get('hidden_act')!r}, expected quick_gelu or gelu"),
-    ]  # fmt: skip
+        (slot != spec.name, f"it was exported for {slot}, not for {spec.name}"),
+        (expected not in classes, f"it is a {' or '.join(classes)}, expected {expected}"),
+        (activation not in ("quick_gelu", "gelu"), f"hidden_act is {activation!r}, expected quick_gelu or gelu"),
+    ]
 
 
 def _tokenizer_rules(spec: SlotSpec, config: dict[str, Any], tokenizer: CLIPTokenizer) -> list[tuple[bool, str]]:
-    eos, length = config.get("eos_token_id"), config.get("max_position_embeddings")
+    eos, rows, ids = (config.get(key) for key in ("eos_token_id", "max_position_embeddings", "vocab_size"))
+    pad, length = tokenizer.pad_token, tokenizer.model_max_length
     # Older CLIP configs say 2, which means: pool at the largest id. Equal for them, but never what we write.
-    eos_ids = {tokenizer.eos_token_id} if RECORD in config else {tokenizer.eos_token_id, 2}
+    eos_ids = (tokenizer.eos_token_id,) if RECORD in config else (tokenizer.eos_token_id, 2)
     return [
-        (tokenizer.eos_token != EOS or eos not in eos_ids,
-         f"config.json says eos_token_id {eos}, the tokenizer {tokenizer.eos_token_id} ({tokenizer.eos_token})"),
-        (tokenizer.pad_token != spec.pad_token, f"the tokenizer pads with {tokenizer.pad_token!r}, {spec.name} with {spec.pad_token!r}"),
-        (tokenizer.model_max_length != length,
-         f"the tokenizer cuts at {tokenizer.model_max_length} tokens, config.json says max_position_embeddings {length}"),
-        (len(tokenizer) > config.get("vocab_size", 0),
-         f"the tokenizer has {len(tokenizer)} ids, the token embedding {config.get('vocab_size')}"),
-    ]  # fmt: skip
+        (tokenizer.eos_token != EOS, f"the tokenizer's EOS is {tokenizer.eos_token!r}, expected {EOS!r}"),
+        (eos not in eos_ids, f"config.json says eos_token_id {eos}, the tokenizer {tokenizer.eos_token_id}"),
+        (pad != spec.pad_token, f"the tokenizer pads with {pad!r}, SDXL's {spec.name} with {spec.pad_token!r}"),
+        (length != rows, f"the tokenizer cuts at {length} tokens, config.json says max_position_embeddings {rows}"),
+        (len(tokenizer) > (ids or 0), f"the tokenizer has {len(tokenizer)} ids, the token embedding {ids}"),
+    ]
 
 
 def _record_rules(
@@ -125,11 +124,10 @@ def slot_metadata(spec: SlotSpec, config: dict[str, Any]) -> dict[str, str]:
 
 def _weight_problems(spec: SlotSpec, config: dict[str, Any], header: _Header) -> list[str]:
     rows = header.shapes.get("text_model.embeddings.position_embedding.weight", (0,))[0]
-    if rows != config["max_position_embeddings"]:
-        return [
-            f"the position table has {rows} rows, config.json says max_position_embeddings {config['max_position_embeddings']}; "
-            "a table is made longer with Encoder.stretched, not by editing the config"
-        ]
+    said = config["max_position_embeddings"]
+    if rows not in (said, 0):
+        advice = "a table is made longer with Encoder.stretched, not by editing the config"
+        return [f"the position table has {rows} rows, config.json says max_position_embeddings {said}; {advice}"]
     with torch.device("meta"):
         model = spec.model_class(CLIPTextConfig.from_dict(config))
     wanted = with_prefix({key: tuple(value.shape) for key, value in model.state_dict().items()})

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from open_clip.tokenizer import SimpleTokenizer
-from open_clip.transformer import QuickGELU
+from open_clip.transformer import QuickGELU, TextTransformer
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer, PreTrainedModel
 
@@ -90,14 +89,14 @@ class Slot:
 def slot_from_encoder(encoder: Encoder, slot: str, dtype: str = "fp32") -> Slot:
     """The slot made of an encoder's text tower, in memory; refuses a tower that belongs to the other slot."""
     refuse_encoder(encoder, slot)
-    return build_slot(encoder.model.text, encoder.tokenizer, slot, dtype)
+    return build_slot(text_tower(encoder), encoder.tokenizer, slot, dtype)
 
 
-def build_slot(text: nn.Module, tokenizer: Tokenizer, slot: str, dtype: str = "fp32") -> Slot:
+def build_slot(text: TextTransformer, tokenizer: Tokenizer, slot: str, dtype: str = "fp32") -> Slot:
     """The slot made of an open_clip text tower and its tokenizer, on the CPU."""
     spec = find_slot(slot)
     model = spec.model_class.from_pretrained(
-        None,  # type: ignore[arg-type]
+        None,
         config=slot_config(text, tokenizer, slot),
         state_dict=cast_state(tower_state(text), dtype, projection=spec.projects),
         dtype=find_dtype(dtype),
@@ -107,7 +106,7 @@ def build_slot(text: nn.Module, tokenizer: Tokenizer, slot: str, dtype: str = "f
 
 def refuse_encoder(encoder: Encoder, slot: str) -> None:
     """Raises ValueError where an encoder's tower cannot work in the slot, or its own settings contradict each other."""
-    text, spec = encoder.model.text, find_slot(slot)
+    text, spec = text_tower(encoder), find_slot(slot)
     width = text.token_embedding.embedding_dim
     if width >= _MINIATURE_WIDTH and width != spec.width:
         raise ValueError(
@@ -119,7 +118,12 @@ def refuse_encoder(encoder: Encoder, slot: str) -> None:
         raise ValueError(f"{encoder.name} says its activation is {recorded}, its text tower has {hidden_act(text)}")
 
 
-def hidden_act(text: nn.Module) -> str:
+def text_tower(encoder: Encoder) -> TextTransformer:
+    """The encoder's text tower, open_clip's own class."""
+    return encoder.model.text
+
+
+def hidden_act(text: TextTransformer) -> str:
     """transformers' name of the tower's activation: "quick_gelu" or "gelu"."""
     activation = text.transformer.resblocks[0].mlp.gelu
     if type(activation) is QuickGELU:
@@ -129,9 +133,7 @@ def hidden_act(text: nn.Module) -> str:
     raise ValueError(f"the text tower's activation is {activation!r}; SDXL's slots take QuickGELU or GELU")
 
 
-def slot_config(
-    text: nn.Module, tokenizer: Tokenizer, slot: str, record: dict[str, Any] | None = None
-) -> CLIPTextConfig:
+def slot_config(text: TextTransformer, tokenizer: Tokenizer, slot: str) -> CLIPTextConfig:
     """The transformers config of a tower in a slot, read off its modules.
 
     The pooled position is that of EOS by its id: the older rule, the largest id of the row, goes wrong once textual
@@ -165,11 +167,10 @@ def slot_config(
         bos_token_id=tokenizer.sot_id,
         eos_token_id=tokenizer.eot_id,
         pad_token_id=vocab[spec.pad_token],
-        **({RECORD: record} if record else {}),
     )
 
 
-def tower_state(text: nn.Module) -> StateDict:
+def tower_state(text: TextTransformer) -> StateDict:
     """The tower's weights under transformers' keys with `text_model.`, as they are, on the CPU.
 
     transformers below 5.6 and ComfyUI need the prefix, which newer ones leave out for a model built in memory.
@@ -193,7 +194,7 @@ def slot_tokenizer(tokenizer: Tokenizer, slot: str) -> CLIPTokenizer:
     vocab, merges = vocabulary(tokenizer.bpe_file)
     return CLIPTokenizer(
         vocab=dict(vocab),
-        merges=list(merges),
+        merges=list(merges),  # type: ignore[arg-type]
         pad_token=find_slot(slot).pad_token,
         model_max_length=tokenizer.context_length,
     )
@@ -201,7 +202,7 @@ def slot_tokenizer(tokenizer: Tokenizer, slot: str) -> CLIPTokenizer:
 
 @lru_cache(maxsize=4)
 def vocabulary(bpe_file: Path | None) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
-    """Token -> id and the merges in order, of CLIP's own byte-pair file or another, with transformers' special tokens."""
+    """Token -> id and the merges in order, of CLIP's byte-pair file or another, with transformers' special tokens."""
     bpe = SimpleTokenizer(str(bpe_file)) if bpe_file else SimpleTokenizer()
     vocab = dict(bpe.encoder)
     vocab[BOS], vocab[EOS] = vocab.pop("<start_of_text>"), vocab.pop("<end_of_text>")

@@ -57,7 +57,7 @@ def _open(source: Source, spec: SlotSpec) -> Slot:
     return slot_from_encoder(load_encoder(source), spec.name)
 
 
-def _with_slots(pipe: DiffusionPipeline, slots: dict[str, Slot]) -> DiffusionPipeline:
+def _with_slots(pipe: Any, slots: dict[str, Slot]) -> Any:
     # Not from_pipe: it casts every shared module to one dtype (float32 unless told), under the old pipeline's feet.
     new = copy.copy(pipe)
     modules: dict[str, Any] = {}
@@ -70,64 +70,58 @@ def _with_slots(pipe: DiffusionPipeline, slots: dict[str, Slot]) -> DiffusionPip
     return new
 
 
-def _refuse_pipeline(pipe: DiffusionPipeline) -> None:
+def _refuse_pipeline(pipe: Any) -> None:
     missing = [name for spec in SLOTS.values() for name in (spec.name, spec.tokenizer) if not hasattr(pipe, name)]
     if missing:
         raise ValueError(f"{type(pipe).__name__} has no {', '.join(missing)}; expected a Stable Diffusion XL pipeline")
     if getattr(pipe, "hf_device_map", None):
         raise ValueError(
-            "the pipeline is spread by a device map, which the new encoders are not in; call pipe.reset_device_map() first"
+            "the pipeline has a device map, which new encoders are not in; call pipe.reset_device_map() first"
         )
-    if not getattr(pipe, "_all_hooks", []):
-        hooked = [
-            n
-            for n, m in pipe.components.items()
-            if isinstance(m, nn.Module) and any(hasattr(p, "_hf_hook") for p in m.modules())
-        ]
-        if hooked:
-            raise ValueError(
-                f"sequential offload is on for {', '.join(hooked)}; call pipe.remove_all_hooks(), swap, then enable it on the new pipeline"
-            )
+    modules = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+    hooked = [name for name, part in modules.items() if any(hasattr(m, "_hf_hook") for m in part.modules())]
+    if hooked and not getattr(pipe, "_all_hooks", []):
+        raise ValueError(
+            f"sequential offload is on for {', '.join(hooked)}; call pipe.remove_all_hooks(), swap, then enable it on "
+            "the new pipeline"
+        )
 
 
-def _refuse_losses(pipe: DiffusionPipeline, spec: SlotSpec) -> None:
+def _refuse_losses(pipe: Any, spec: SlotSpec) -> None:
     old, other = (getattr(pipe, name) for name in (spec.name, next(n for n in SLOTS if n != spec.name)))
-    if old is None:
-        if other is not None:
-            raise ValueError(
-                f"this pipeline has no {spec.name}: its UNet does not read one (SDXL's refiner reads text_encoder_2 alone)"
-            )
+    if old is None and other is None:
         return
-    adapters = getattr(old, "peft_config", None)
+    if old is None:
+        raise ValueError(
+            f"this pipeline has no {spec.name}, so its UNet reads none (the refiner reads text_encoder_2 alone)"
+        )
+    adapters = ", ".join(map(repr, getattr(old, "peft_config", None) or {}))
     if adapters:
         raise ValueError(
-            f"LoRA {', '.join(map(repr, adapters))} is loaded on {spec.name} and would be lost; "
-            "call pipe.unload_lora_weights(), swap, then load it on the new pipeline"
+            f"LoRA {adapters} is loaded on {spec.name} and would be lost; call pipe.unload_lora_weights(), swap, then "
+            "load it on the new pipeline"
         )
     hooks = sorted({h for m in old.modules() for h in getattr(getattr(m, "_diffusers_hook", None), "hooks", {})})
     if hooks:
-        raise ValueError(
-            f"{spec.name} has diffusers hooks that the new one would lack: {', '.join(hooks)}; swap before enabling them"
-        )
+        raise ValueError(f"{spec.name} has hooks the new one would lack: {', '.join(hooks)}; swap before enabling them")
 
 
-def _refuse_width(pipe: DiffusionPipeline, slot: Slot) -> None:
+def _refuse_width(pipe: Any, slot: Slot) -> None:
     old = getattr(pipe, slot.name)
-    if old is None:
-        return
     fields = ("hidden_size", "projection_dim") if SLOTS[slot.name].projects else ("hidden_size",)
-    for field in fields:
+    for field in fields if old is not None else ():
         have, want = getattr(slot.model.config, field), getattr(old.config, field)
         if have != want:
             raise ValueError(
-                f"the new {slot.name} has {field} {have}, this pipeline's UNet takes {want}; is it for another slot or model?"
+                f"the new {slot.name} has {field} {have}, this pipeline's {want}; is it for another slot or model?"
             )
 
 
-def _carry(pipe: DiffusionPipeline, spec: SlotSpec, slot: Slot) -> None:
+def _carry(pipe: Any, spec: SlotSpec, slot: Slot) -> None:
     old, old_tokenizer = getattr(pipe, spec.name), getattr(pipe, spec.tokenizer)
     like = pipe.unet if old is None else old
-    slot.model.to(device=like.device, dtype=like.dtype)
+    model: Any = slot.model
+    model.to(device=like.device, dtype=like.dtype)
     if old is None or old_tokenizer is None:
         return
     known = slot.tokenizer.get_vocab()
@@ -137,19 +131,17 @@ def _carry(pipe: DiffusionPipeline, spec: SlotSpec, slot: Slot) -> None:
     vectors = old.get_input_embeddings().weight.detach()
     tokens = sorted(inversions, key=lambda token: inversions[token])
     slot.tokenizer.add_tokens(tokens)
-    slot.model.resize_token_embeddings(len(slot.tokenizer), mean_resizing=False)
+    model.resize_token_embeddings(len(slot.tokenizer), mean_resizing=False)
     with torch.no_grad():
         for token in tokens:
             new_id = slot.tokenizer.convert_tokens_to_ids(token)
-            slot.model.get_input_embeddings().weight[new_id] = vectors[inversions[token]]
+            model.get_input_embeddings().weight[new_id] = vectors[inversions[token]]
 
 
-def _warn_losses(pipe: DiffusionPipeline, slot: Slot) -> None:
-    fused = sorted(getattr(pipe, "fused_loras", ()))
+def _warn_losses(pipe: Any, slot: Slot) -> None:
+    fused = ", ".join(map(repr, sorted(getattr(pipe, "fused_loras", ()))))
     if fused:
-        _warn(
-            f"LoRA {', '.join(map(repr, fused))} is fused into this pipeline; what it changed in {slot.name} is not in the new one"
-        )
+        _warn(f"LoRA {fused} is fused into this pipeline; what it changed in {slot.name} is not in the new one")
     old = getattr(pipe, slot.name)
     if old is not None and not _same_start(_positions(old), _positions(slot.model)):
         _warn(
@@ -159,7 +151,7 @@ def _warn_losses(pipe: DiffusionPipeline, slot: Slot) -> None:
         )
 
 
-def _warn_lengths(pipe: DiffusionPipeline) -> None:
+def _warn_lengths(pipe: Any) -> None:
     lengths = {n: getattr(pipe, n).config.max_position_embeddings for n in SLOTS if getattr(pipe, n) is not None}
     if len(set(lengths.values())) > 1 and type(pipe).__module__.startswith("diffusers."):
         said = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -170,7 +162,8 @@ def _warn_lengths(pipe: DiffusionPipeline) -> None:
 
 
 def _positions(model: Any) -> Tensor:
-    return getattr(model, "text_model", model).embeddings.position_embedding.weight.detach()
+    table: Tensor = getattr(model, "text_model", model).embeddings.position_embedding.weight.detach()
+    return table
 
 
 def _same_start(old: Tensor, new: Tensor) -> bool:

@@ -1,0 +1,108 @@
+"""The results file: what was measured, on what, with which versions."""
+
+import json
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from debias_diffusion.data.retrieval_set import RetrievalSet
+from debias_diffusion.encoders.encoder import Encoder
+from debias_diffusion.evaluation.attention import AttentionProfile
+from debias_diffusion.evaluation.cache import FeatureCache
+from debias_diffusion.evaluation.depth import DepthCurve
+from debias_diffusion.evaluation.runner import Result, compare_encoders
+
+SCHEMA = 1
+
+_LIBRARIES = ("torch", "torchvision", "open_clip_torch", "nupunkt", "ftfy", "pillow")
+
+Content = dict[str, Any]
+
+
+def encoder_record(encoder: Encoder, source: str, cache: FeatureCache) -> dict[str, Any]:
+    """Which encoder it was, weights and all."""
+    return {
+        "source": source,
+        "weights_hash": {"image": cache.tower_hash(encoder, "visual"), "text": cache.tower_hash(encoder, "text")},
+        "context_length": encoder.context_length,
+        "history": encoder.history,
+    }
+
+
+def header(job: str, encoders: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What every file opens with: its schema, the command that makes it again, versions, the time in UTC."""
+    words = ["debias-diffusion", job, *encoders]
+    for name, value in flags.items():
+        if value is not None:
+            words += [f"--{name}", *(value if isinstance(value, tuple) else [str(value)])]
+    return {
+        "schema": SCHEMA,
+        "command": shlex.join(words),
+        "versions": {
+            "debias-diffusion": version("debias-diffusion"),
+            "python": platform.python_version(),
+            **{library: version(library) for library in _LIBRARIES},
+        },
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def benchmark_record(retrieval_set: RetrievalSet, results: dict[str, dict[str, Result]], seed: int) -> dict[str, Any]:
+    """One benchmark: `counts` are of what was measured, so without unreadable pictures and their captions."""
+    any_result = next(iter(next(iter(results.values())).values()))
+    counts = {
+        **retrieval_set.counts,
+        "images": len(any_result.ranks.i2t),
+        "captions": len(any_result.ranks.t2i),
+        "unreadable_pictures": len(any_result.unreadable),
+        "captions_of_unreadable": any_result.dropped,
+    }
+    return {
+        "protocol": retrieval_set.protocol,
+        "counts": counts,
+        "unreadable": list(any_result.unreadable.values()),
+        "results": {
+            encoder: {name: result.to_row() for name, result in rows.items()} for encoder, rows in results.items()
+        },
+        "comparisons": compare_encoders(results, seed=seed),
+    }
+
+
+def attention_record(profile: AttentionProfile, curve: DepthCurve) -> dict[str, Any]:
+    """The JSON form of where an encoder looks; shares are 0 to 1, recalls in percent."""
+    return {
+        "first_sentence_share": profile.first_sentence_share,
+        "first_sentence_tokens": profile.first_sentence_tokens,
+        "captions": profile.num_captions,
+        "captions_without_text": profile.num_empty,
+        "captions_cut": profile.num_cut,
+        "by_layer": profile.by_layer.tolist(),
+        "counts": profile.counts.tolist(),
+        "by_sentence": profile.by_sentence.tolist(),
+        "sentence_tokens": profile.sentence_tokens.tolist(),
+        "places": [asdict(row) for row in curve.places],
+        "depths": [asdict(row) for row in curve.bins],
+        "worst_recall": curve.worst_recall,
+        "spread": curve.spread,
+    }
+
+
+def read_results(path: Path) -> Content:
+    """A results file's content; raises ValueError or FileNotFoundError where it is none."""
+    if path.is_dir():
+        path = path / "results.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no results at {path}; expected a results.json that `evaluate` wrote")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); expected a results.json that `evaluate` wrote") from error
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"{path} has schema {schema!r}, expected {SCHEMA}; evaluate again with this version")
+    return content
