@@ -5,11 +5,26 @@ import sys
 from importlib import import_module
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("debias_diffusion.demo:demo", "train, measure and compare on the miniature world, on this machine, in minutes"),
-    "evaluate": ("debias_diffusion.evaluation.command:evaluate", "benchmarks x perturbations for encoders: table, report, figures"),
-    "compare-results": ("debias_diffusion.evaluation.command:compare_results", "result files side by side, next to published rows"),
-    "attention": ("debias_diffusion.evaluation.command:attention", "where in the text encoders look, by depth in tokens"),
-    "zero-shot": ("debias_diffusion.evaluation.command:zero_shot", "zero-shot classification on CIFAR or a folder of classes"),
+    "demo": (
+        "debias_diffusion.demo:demo",
+        "train, measure and compare on the miniature world, on this machine, in minutes",
+    ),
+    "evaluate": (
+        "debias_diffusion.evaluation.command:evaluate",
+        "benchmarks x perturbations for encoders: table, report, figures",
+    ),
+    "compare-results": (
+        "debias_diffusion.evaluation.command:compare_results",
+        "result files side by side, next to published rows",
+    ),
+    "attention": (
+        "debias_diffusion.evaluation.command:attention",
+        "where in the text encoders look, by depth in tokens",
+    ),
+    "zero-shot": (
+        "debias_diffusion.evaluation.command:zero_shot",
+        "zero-shot classification on CIFAR or a folder of classes",
+    ),
     "export": ("debias_diffusion.sdxl.command:export", "encoder folder -> SDXL slot folder or single file, and back"),
     "drift": ("debias_diffusion.sdxl.command:drift", "how far a tower is from the one SDXL was trained with"),
     "generate": ("debias_diffusion.sdxl.command:generate", "prompts -> pictures with their record"),

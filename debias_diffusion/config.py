@@ -139,7 +139,9 @@ _MINIATURE = TrainConfig(
 PRESETS: dict[str, TrainConfig] = {
     "debias-b16": TrainConfig(encoder="ViT-B-16:openai"),
     "debias-l14": TrainConfig(encoder="ViT-L-14:openai"),
-    "debias-bigg14": TrainConfig(encoder="ViT-bigG-14:laion2b_s39b_b160k", gradient_checkpointing=True, precision="bf16"),
+    "debias-bigg14": TrainConfig(
+        encoder="ViT-bigG-14:laion2b_s39b_b160k", gradient_checkpointing=True, precision="bf16"
+    ),
     "long-clip": TrainConfig(encoder="ViT-B-16:openai", recipe="long-clip"),
     "+remove": TrainConfig(encoder="ViT-B-16:openai", recipe="+remove"),
     "+sample": TrainConfig(encoder="ViT-B-16:openai", recipe="+sample"),

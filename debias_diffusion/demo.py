@@ -12,7 +12,17 @@ from debias_diffusion.config import PRESETS, TrainConfig
 from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
 from debias_diffusion.evaluation.runner import evaluate_encoder
 
-PERTURBATIONS = ("none", "move_first_to_4", "swap_1_4", "remove_first", "filler_1", "filler_4", "filler_8", "last_3", "short")
+PERTURBATIONS = (
+    "none",
+    "move_first_to_4",
+    "swap_1_4",
+    "remove_first",
+    "filler_1",
+    "filler_4",
+    "filler_8",
+    "last_3",
+    "short",
+)
 COLUMNS = {
     "none": "full caption",
     "move_first_to_4": "s1 moved to 4th",
@@ -61,7 +71,9 @@ def demo(
     save_encoder(encoder.stretched(PRESETS["miniature-debias"].context_length), output / "stretched")
     for name, preset in TRAINED.items():
         config = dataclasses.replace(PRESETS[preset], encoder=base, seed=seed, output=str(output / "training" / name))
-        folders[name] = str(_train(dataclasses.replace(config, max_steps=steps or config.max_steps), output / name, fresh))
+        folders[name] = str(
+            _train(dataclasses.replace(config, max_steps=steps or config.max_steps), output / name, fresh)
+        )
     table = measure(folders, pairs)
     seconds = time.perf_counter() - started
     text = write_results(table, output)

@@ -26,7 +26,9 @@ def main(argv: list[str]) -> int:
         return _fail(f"no preset is called {preset!r}; presets: {', '.join(PRESETS)}")
     import tyro
 
-    config = tyro.cli(TrainConfig, default=PRESETS[preset], args=rest, prog=f"train/encoder.py {preset}", description=__doc__)
+    config = tyro.cli(
+        TrainConfig, default=PRESETS[preset], args=rest, prog=f"train/encoder.py {preset}", description=__doc__
+    )
     problems = config.problems()
     if problems:
         return _fail("; ".join(problems))
@@ -59,7 +61,9 @@ def _overview() -> str:
     for name, preset in PRESETS.items():
         shown = {f.name: getattr(preset, f.name) for f in dataclasses.fields(preset)}
         changed = [f"{k} {v}" for k, v in shown.items() if v != getattr(plain, k) and k not in ("encoder", "recipe")]
-        rows.append(f"  {name:<{width}}  {preset.recipe} from {preset.encoder}{'; ' if changed else ''}{', '.join(changed)}")
+        rows.append(
+            f"  {name:<{width}}  {preset.recipe} from {preset.encoder}{'; ' if changed else ''}{', '.join(changed)}"
+        )
     return f"{__doc__}\nPresets:\n" + "\n".join(rows) + "\n\nAll fields: train/encoder.py PRESET --help"
 
 

@@ -59,7 +59,10 @@ class Batch:
     def texts(self) -> tuple[Tensor, Tensor]:
         """Both branches stacked, full first: ids (2 * batch, length) and pads in front (2 * batch,)."""
         length = max(self.full.input_ids.shape[1], self.augmented.input_ids.shape[1])
-        rows = [torch.nn.functional.pad(t.input_ids, (0, length - t.input_ids.shape[1])) for t in (self.full, self.augmented)]
+        rows = [
+            torch.nn.functional.pad(t.input_ids, (0, length - t.input_ids.shape[1]))
+            for t in (self.full, self.augmented)
+        ]
         return torch.cat(rows), torch.cat([self.full.num_prefix, self.augmented.num_prefix])
 
     def pin_memory(self) -> "Batch":
@@ -124,12 +127,24 @@ class StepOrder(Sampler[list[tuple[int, int]]]):
     """
 
     def __init__(
-        self, num_rows: int, batch_size: int, steps: int, *, seed: int, first_step: int = 0, rank: int = 0, world: int = 1
+        self,
+        num_rows: int,
+        batch_size: int,
+        steps: int,
+        *,
+        seed: int,
+        first_step: int = 0,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         if batch_size % world:
-            raise ValueError(f"a batch of {batch_size} pairs does not divide among {world} processes; choose a multiple")
+            raise ValueError(
+                f"a batch of {batch_size} pairs does not divide among {world} processes; choose a multiple"
+            )
         if num_rows < batch_size:
-            raise ValueError(f"the data holds {num_rows} pairs, fewer than one batch of {batch_size}; lower --batch-size")
+            raise ValueError(
+                f"the data holds {num_rows} pairs, fewer than one batch of {batch_size}; lower --batch-size"
+            )
         self.num_rows, self.batch_size, self.steps, self.seed = num_rows, batch_size, steps, seed
         self.first_step, self.rank, self.world = first_step, rank, world
 

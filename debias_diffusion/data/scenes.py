@@ -9,7 +9,7 @@ fine-tuning falls for. Everything depends on (seed, split, index) alone, so no p
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -154,7 +154,9 @@ def pretraining_caption(scene: Scene, rng: random.Random) -> str:
     things = rng.sample(scene.small, rng.randint(2, 4))
     terse = len(things) == 4 or rng.random() < 0.3
     sentences = [detail_sentence(t, rng, terse=terse) for t in things]
-    return " ".join(sentences if len(things) < 3 or terse else [s.partition(",")[0].removesuffix(".") + "." for s in sentences])
+    return " ".join(
+        sentences if len(things) < 3 or terse else [s.partition(",")[0].removesuffix(".") + "." for s in sentences]
+    )
 
 
 def all_phrases() -> Iterator[str]:
@@ -172,7 +174,7 @@ def _distance(a: tuple[int, int, int], b: tuple[int, int, int]) -> float:
     return float(np.linalg.norm(np.subtract(a, b)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _mask(shape: str, radius: int) -> np.ndarray:
     """Coverage of each pixel by the shape, in [0, 1]; drawn eight times larger and averaged down."""
     scale, half = 8, radius + 1

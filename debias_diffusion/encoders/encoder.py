@@ -12,7 +12,7 @@ import torch
 from open_clip.model import CustomTextCLIP
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from debias_diffusion.encoders.positions import set_context_length, stretch_text_tower
 from debias_diffusion.encoders.specs import KEEP, EncoderSpec
@@ -29,7 +29,7 @@ class Encoder:
     """
 
     name: str
-    model: nn.Module
+    model: CustomTextCLIP
     tokenizer: Tokenizer
     model_config: dict[str, Any]
     preprocess_config: dict[str, Any]
@@ -62,7 +62,9 @@ def spec_config(spec: EncoderSpec) -> dict[str, Any]:
     """The open_clip model config of a row, activation included."""
     config = copy.deepcopy(spec.config) if spec.config else open_clip.get_model_config(spec.architecture)
     if config is None:
-        raise ValueError(f"this open_clip ({open_clip.__version__}) knows no architecture {spec.architecture!r}; update it")
+        raise ValueError(
+            f"this open_clip ({open_clip.__version__}) knows no architecture {spec.architecture!r}; update it"
+        )
     if bool(config.get("quick_gelu", False)) != spec.quick_gelu and spec.config is None:
         raise ValueError(f"open_clip's {spec.architecture!r} does not have the activation that row {spec.name!r} needs")
     config["quick_gelu"] = spec.quick_gelu
@@ -99,11 +101,13 @@ def build(
     return Encoder(name, model, tokenizer, {**config, "custom_text": True}, vars(preprocess), history or {})
 
 
-def _load(model: nn.Module, state: dict[str, Tensor], name: str) -> None:
+def _load(model: CustomTextCLIP, state: dict[str, Tensor], name: str) -> None:
     wanted = model.state_dict()
     missing, unknown = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     if missing or unknown:
-        raise ValueError(f"{name}: weights missing {missing[:5]}, unknown {unknown[:5]}; is this the right architecture?")
+        raise ValueError(
+            f"{name}: weights missing {missing[:5]}, unknown {unknown[:5]}; is this the right architecture?"
+        )
     for key, tensor in wanted.items():
         if tensor.shape != state[key].shape and state[key].numel() != tensor.numel():
             raise ValueError(

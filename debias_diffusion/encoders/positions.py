@@ -1,6 +1,7 @@
 """Position tables: stretch 77 rows to 248, fuse the two tables of Long-CLIP, keep the first rows as they are."""
 
 import torch
+from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -36,7 +37,9 @@ def stretch_positions(table: Tensor, ratio: int = 4, keep: int = KEEP) -> Tensor
     """
     later = table[keep:].float()
     if len(later) < 2:
-        raise ValueError(f"the position table has {len(table)} rows; stretching with {keep} kept needs {keep + 2} or more")
+        raise ValueError(
+            f"the position table has {len(table)} rows; stretching with {keep} kept needs {keep + 2} or more"
+        )
     step = torch.cat([later[1:] - later[:-1], later[-1:] - later[-2:-1]])  # (length - keep, dim)
     share = torch.arange(ratio, device=table.device)[:, None] / ratio
     rows = later[:, None] + share * step[:, None]  # (length - keep, ratio, dim)
@@ -50,7 +53,7 @@ def fuse_tables(base: Tensor, trained: Tensor, keep: int = KEEP) -> Tensor:
     return torch.cat([base[:keep], trained[keep:]])
 
 
-def stretch_text_tower(text: nn.Module, context_length: int, keep: int = KEEP) -> None:
+def stretch_text_tower(text: TextTransformer, context_length: int, keep: int = KEEP) -> None:
     """Gives an open_clip text tower `context_length` positions, in place: its table, its length and its causal mask."""
     table = text.positional_embedding
     if len(table) == context_length:
@@ -60,11 +63,13 @@ def stretch_text_tower(text: nn.Module, context_length: int, keep: int = KEEP) -
     set_context_length(text, context_length)
 
 
-def set_context_length(text: nn.Module, context_length: int) -> None:
+def set_context_length(text: TextTransformer, context_length: int) -> None:
     """Makes the numbers that go with the position table agree with it: open_clip keeps three of them."""
     text.context_length = text.num_pos = context_length
     if text.attn_mask is not None:
-        text.register_buffer("attn_mask", text.build_causal_mask().to(text.positional_embedding.device), persistent=False)
+        text.register_buffer(
+            "attn_mask", text.build_causal_mask().to(text.positional_embedding.device), persistent=False
+        )
 
 
 class _FirstRowsFrozen(nn.Module):
@@ -81,7 +86,7 @@ class _FirstRowsFrozen(nn.Module):
         return table[len(self.first) :].clone()
 
 
-def freeze_first_positions(text: nn.Module, keep: int = KEEP) -> None:
+def freeze_first_positions(text: TextTransformer, keep: int = KEEP) -> None:
     """Leaves only the rows from `keep` on to train, in place.
 
     The frozen rows become a buffer, so that neither gradients, momentum nor weight decay can reach them.
@@ -90,7 +95,7 @@ def freeze_first_positions(text: nn.Module, keep: int = KEEP) -> None:
     parametrize.register_parametrization(text, "positional_embedding", frozen)
 
 
-def thaw_positions(text: nn.Module) -> None:
+def thaw_positions(text: TextTransformer) -> None:
     """Turns the table back into one plain parameter with the values it has now; no trace of the freeze remains."""
     if parametrize.is_parametrized(text, "positional_embedding"):
         parametrize.remove_parametrizations(text, "positional_embedding", leave_parametrized=True)

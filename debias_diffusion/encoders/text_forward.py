@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from open_clip.transformer import ResidualAttentionBlock, TextTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,7 +18,7 @@ _BUCKET = 16
 """Captions whose attention is computed together; they are sorted by length, so few positions are wasted."""
 
 
-def why_not_packed(text: nn.Module) -> str | None:
+def why_not_packed(text: TextTransformer) -> str | None:
     """The reason why this text tower needs the plain forward, or None if packing is exact for it."""
     if getattr(text, "attn_mask", None) is None:
         return "its attention is bidirectional: every position sees the padding"
@@ -30,7 +31,7 @@ def why_not_packed(text: nn.Module) -> str | None:
     return None
 
 
-def encode_text(text: nn.Module, input_ids: Tensor, num_prefix: Tensor | None = None) -> Tensor:
+def encode_text(text: TextTransformer, input_ids: Tensor, num_prefix: Tensor | None = None) -> Tensor:
     """Projected text features (batch, dim), not normalised, equal to `text(input_ids)` of the plain tower.
 
     `input_ids` (batch, length) hold SOT, `num_prefix` pads (batch,), the words, EOT (the largest id), then padding;
@@ -54,7 +55,7 @@ def encode_text(text: nn.Module, input_ids: Tensor, num_prefix: Tensor | None = 
     return pooled if text.text_projection is None else pooled @ text.text_projection
 
 
-def plain_encode_text(text: nn.Module, input_ids: Tensor) -> Tensor:
+def plain_encode_text(text: TextTransformer, input_ids: Tensor) -> Tensor:
     """The tower's own forward on rows of full context length; shorter rows are filled with its pad id."""
     missing = text.context_length - input_ids.shape[1]
     if missing < 0:
@@ -128,7 +129,7 @@ def _bucketise(starts: Tensor, lengths: Tensor, first: Tensor) -> tuple[list[_Bu
     return buckets, torch.cat(rows), base
 
 
-def _block(block: nn.Module, x: Tensor, layout: _Layout) -> Tensor:
+def _block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
     x = x + block.ls_1(_attention(block.attn, block.ln_1(x), layout))
     return x + block.ls_2(block.mlp(block.ln_2(x)))
 
@@ -136,7 +137,9 @@ def _block(block: nn.Module, x: Tensor, layout: _Layout) -> Tensor:
 def _attention(attn: nn.MultiheadAttention, x: Tensor, layout: _Layout) -> Tensor:
     qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)  # (tokens, 3 * width)
     shared_q, shared_k, shared_v = _split_heads(qkv[None, : layout.prefix], attn.num_heads)
-    outputs = [F.scaled_dot_product_attention(shared_q, shared_k, shared_v, is_causal=True).transpose(1, 2).flatten(0, 1)]
+    outputs = [
+        F.scaled_dot_product_attention(shared_q, shared_k, shared_v, is_causal=True).transpose(1, 2).flatten(0, 1)
+    ]
     sizes = [b.captions * b.length for b in layout.buckets]
     own = []
     for bucket, rows in zip(layout.buckets, qkv.index_select(0, layout.pack).split(sizes), strict=True):

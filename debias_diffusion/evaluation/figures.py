@@ -1,6 +1,7 @@
 """Figures of results, readable in colour, in greyscale print, by colour-blind eyes, on white and on black."""
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _HATCHES = ("", "///", "..", "\\\\\\", "xx")
+_MAX_SENTENCES = 8
 _RECALL = "t2i_recall@1"
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
@@ -161,13 +163,15 @@ def attention_figures(profiles: Mapping[str, "AttentionProfile"]) -> dict[str, "
                           curves({name: getattr(p, field) for name, p in profiles.items()}), every=10)
         for key, (title, field) in titles.items()
     }  # fmt: skip
-    first = next(iter(profiles.values()))
-    sentences = [str(n + 1) for n in range(min(8, len(first.sentence_counts)))]
-    shown = range(len(sentences))
-    bars = [
-        Series(name, shown, [100 * float(p.by_sentence[:, n].mean()) for n in shown]) for name, p in profiles.items()
-    ]
-    bars.append(Series("share of tokens", shown, [100 * float(first.sentence_tokens[n]) for n in shown]))
+    longest = max(profiles.values(), key=lambda profile: len(profile.sentence_counts))
+    tokens = longest.sentence_tokens[:_MAX_SENTENCES].tolist()
+    shown = range(len(tokens))
+    bars = []
+    for name, profile in profiles.items():
+        shares = profile.by_sentence.mean(0).tolist()  # a shorter context may hold fewer sentences
+        bars.append(Series(name, shown, [100 * shares[n] if n < len(shares) else math.nan for n in shown]))
+    bars.append(Series("share of tokens", shown, [100 * share for share in tokens]))
+    sentences = [str(n + 1) for n in shown]
     figures["attention-sentences"] = bar_figure("Attention at EOT by sentence", "share (%)", sentences, bars)
     return figures
 

@@ -27,13 +27,17 @@ def check_config(config: TrainConfig) -> None:
     problems = config.problems()
     base = source_context_length(config.encoder)
     if base is not None and config.context_length < base and not problems:
-        problems = [f"context-length {config.context_length} is shorter than the base's {base}; it can only be stretched"]
+        problems = [
+            f"context-length {config.context_length} is shorter than the base's {base}; it can only be stretched"
+        ]
     if problems:
         raise ValueError("; ".join(problems))
     folder = Path(config.output)
     found = find_checkpoints(folder / "checkpoints")
     if found and not config.resume:
-        raise ValueError(f"{folder} already holds a run ({found[-1].name}); add --resume to go on, or name another --output")
+        raise ValueError(
+            f"{folder} already holds a run ({found[-1].name}); add --resume to go on, or name another --output"
+        )
     if found:
         _check_same_run(config, TrainConfig.from_json((folder / "config.json").read_text()))
     elif config.resume:

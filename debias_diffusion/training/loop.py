@@ -32,6 +32,7 @@ from debias_diffusion.training.step import LossRule, StepLoss, TwoBranchModel, t
 
 logger = logging.getLogger(__name__)
 
+
 class Interrupted(RuntimeError):
     """The run was asked to stop; it has saved a checkpoint."""
 
@@ -133,13 +134,15 @@ class _Run:
             "training": dataclasses.asdict(self.config) | {"output": "", "steps": self.step, "pairs": len(self.pairs)},
             "unreadable_pictures": len(self.faults.named),
         }
-        encoder: Encoder = dataclasses.replace(self.encoder, name=self.config.recipe, model=clip.eval(), history=history)
+        encoder: Encoder = dataclasses.replace(
+            self.encoder, name=self.config.recipe, model=clip.eval(), history=history
+        )
         if self.accelerator.is_main_process:
             save_encoder(encoder, folder)
         self.accelerator.wait_for_everyone()
         return folder
 
-    def _loader(self) -> DataLoader[Batch]:
+    def _loader(self) -> "DataLoader[Any]":
         config, accelerator = self.config, self.accelerator
         order = StepOrder(
             len(self.pairs), config.batch_size, self.total_steps, seed=config.seed, first_step=self.step,
@@ -162,7 +165,9 @@ class _Run:
             group["lr"] = learning_rate_at(self.step, config.learning_rate, config.warmup_steps, self.total_steps)
         input_ids, num_prefix = batch.texts()
         with self.accelerator.autocast():
-            image, text, logit_scale = self.model(batch.pixel_values.to(device, non_blocking=True), input_ids, num_prefix)
+            image, text, logit_scale = self.model(
+                batch.pixel_values.to(device, non_blocking=True), input_ids, num_prefix
+            )
         loss = two_branch_loss(image, text, logit_scale, self.rule)
         if self._any(not bool(torch.isfinite(loss.total))):
             raise NonFiniteLoss(

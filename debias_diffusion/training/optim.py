@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from open_clip.model import CustomTextCLIP
 from torch import nn
 from torch.optim import AdamW
 
@@ -11,7 +12,9 @@ def make_optimizer(
     parameters: Iterable[nn.Parameter], learning_rate: float, weight_decay: float, betas: tuple[float, float]
 ) -> AdamW:
     """AdamW over all trained parameters in one group, norms, biases and logit scale included (as published)."""
-    return AdamW([p for p in parameters if p.requires_grad], lr=learning_rate, weight_decay=weight_decay, betas=betas, eps=1e-8)
+    return AdamW(
+        [p for p in parameters if p.requires_grad], lr=learning_rate, weight_decay=weight_decay, betas=betas, eps=1e-8
+    )
 
 
 def learning_rate_at(step: int, peak: float, warmup_steps: int, total_steps: int) -> float:
@@ -25,7 +28,7 @@ def learning_rate_at(step: int, peak: float, warmup_steps: int, total_steps: int
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, total_steps - warmup_steps)))
 
 
-def choose_towers(clip: nn.Module, train_towers: str) -> None:
+def choose_towers(clip: CustomTextCLIP, train_towers: str) -> None:
     """Leaves gradients on for "both", "text" or "image" towers; the logit scale always learns."""
     clip.visual.requires_grad_(train_towers in ("both", "image"))
     clip.text.requires_grad_(train_towers in ("both", "text"))

@@ -1,9 +1,11 @@
 """One optimisation step's mathematics: features of both branches, gathered, compared, mixed."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from open_clip.model import CustomTextCLIP
 from torch import Tensor, nn
 
 from debias_diffusion.encoders.text_forward import encode_text
@@ -14,9 +16,9 @@ from debias_diffusion.training.losses import contrastive_loss, grouped_principal
 class TwoBranchModel(nn.Module):
     """Both branches through one forward, so that a wrapper for many processes sees a single call."""
 
-    def __init__(self, clip: nn.Module) -> None:
+    def __init__(self, clip: CustomTextCLIP) -> None:
         super().__init__()
-        self.clip = clip
+        self.clip: Any = clip
 
     def forward(self, pixel_values: Tensor, input_ids: Tensor, num_prefix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Unit-norm image features (batch, dim), text features (2 * batch, dim; full branch first), logit scale ().
@@ -71,12 +73,24 @@ def two_branch_loss(image: Tensor, text: Tensor, logit_scale: Tensor, rule: Loss
     all_coarse = grouped_principal_part(all_image, rule.pca_dim, rule.pca_batch, renormalise=rule.pca_renormalise)
     mine = slice(shares.first, shares.first + len(image))
     if not len(image):  # nothing to compare here, but the other processes wait for this one's backward pass
-        nothing = (image.sum() + text.sum()) * 0 + logit_scale * 0 + (all_image.sum() + all_full.sum() + all_augmented.sum()) * 0
+        nothing = (
+            (image.sum() + text.sum()) * 0
+            + logit_scale * 0
+            + (all_image.sum() + all_full.sum() + all_augmented.sum()) * 0
+        )
         return StepLoss(nothing, nothing.detach(), nothing.detach(), nothing.detach(), sum(shares.counts))
     smoothing = rule.label_smoothing
-    loss_full = contrastive_loss(image, full, all_image, all_full, logit_scale, first=shares.first, label_smoothing=smoothing)
+    loss_full = contrastive_loss(
+        image, full, all_image, all_full, logit_scale, first=shares.first, label_smoothing=smoothing
+    )
     loss_short = contrastive_loss(
-        all_coarse[mine], augmented, all_coarse, all_augmented, logit_scale, first=shares.first, label_smoothing=smoothing
+        all_coarse[mine],
+        augmented,
+        all_coarse,
+        all_augmented,
+        logit_scale,
+        first=shares.first,
+        label_smoothing=smoothing,
     )
     total = mix_branches(loss_full, loss_short, rule.short_weight) * shares.weight
     with torch.no_grad():

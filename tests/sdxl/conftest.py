@@ -1,5 +1,6 @@
 """Tiny SDXL components: real classes, random weights, CLIP's whole vocabulary, nothing downloaded."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ WIDTH = 64
 SLOT_NAMES = ("text_encoder", "text_encoder_2")
 QUICK_GELU = {"text_encoder": True, "text_encoder_2": False}
 
-SHORT = ["a photo of a cat", "wow! two red cubes, one blue ball", ""]
 LONG = "a small red house stands beside the river, and behind it " * 12 + "three white geese walk in a row"
 """More than 77 tokens and fewer than 248."""
 
@@ -135,15 +135,41 @@ def long_pipe(slots_248: Path) -> StableDiffusionXLPipeline:
     return make_pipe(slots_248)
 
 
+@pytest.fixture(scope="session", name="make_tower")
+def _make_tower() -> Callable[..., Encoder]:
+    """make_tower(slot, seed): another base encoder for the slot."""
+    return make_tower
+
+
+@pytest.fixture(scope="session", name="trained")
+def _trained() -> Callable[..., Encoder]:
+    """trained(encoder, seed): its copy at 248 tokens, moved the way training moves it."""
+    return trained
+
+
+@pytest.fixture(scope="session", name="make_pipe")
+def _make_pipe() -> Callable[..., StableDiffusionXLPipeline]:
+    """make_pipe(folder, dtype): a stock pipeline with the slots of a folder, the same UNet and VAE each time."""
+    return make_pipe
+
+
+@pytest.fixture(scope="session")
+def long_prompt() -> str:
+    """More than 77 tokens, fewer than 248."""
+    return LONG
+
+
 @pytest.fixture(scope="session")
 def draw() -> Callable[..., torch.Tensor]:
-    """draw(pipe, **more): a picture (3, 32, 32) of two steps from the same noise each time."""
+    """draw(pipe, **more): a picture (3, 32, 32) of two steps, from the same noise each time."""
 
-    def run(pipe: Any, prompt: str = LONG, **more: Any) -> torch.Tensor:
-        settings = {"num_inference_steps": 2, "guidance_scale": 3.0, "height": 32, "width": 32, "output_type": "pt"}
-        if "image" in more and "control_image" not in more and "controlnet" not in pipe.components:
-            settings = {k: v for k, v in settings.items() if k not in ("height", "width")}
-        output = pipe(prompt=prompt, generator=torch.Generator().manual_seed(0), **settings | more)
+    def run(pipe: Any, **more: Any) -> torch.Tensor:
+        settings = {"num_inference_steps": 2, "guidance_scale": 3.0, "output_type": "pt"}
+        if "height" in inspect.signature(pipe.__call__).parameters:
+            settings |= {"height": 32, "width": 32}
+        if "prompt_embeds" not in more:
+            settings["prompt"] = LONG
+        output = pipe(generator=torch.Generator().manual_seed(0), **settings | more)
         return output.images[0].float().cpu()
 
     return run

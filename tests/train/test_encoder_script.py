@@ -26,7 +26,9 @@ def arguments(encoder, data, output, *more):
 
 
 def run(*args, **env):
-    return subprocess.run([sys.executable, SCRIPT, *args], env=ENV | env, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [sys.executable, SCRIPT, *args], env=ENV | env, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def weights(output):
@@ -92,15 +94,29 @@ def test_asked_to_stop_it_saves_first(number, tiny_folder, pair_folder, tmp_path
 
 def launch(launcher, args):
     command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, SCRIPT, *args]
-    return subprocess.run(command, env=ENV | {"ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, env=ENV | {"ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def test_two_processes_train_like_one(tiny_folder, pair_folder, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     more = ("--max-steps", "3", "--pca-batch", "4")
     assert launch(["--num_processes", "1"], arguments(tiny_folder, pair_folder, one, *more)).returncode == 0
-    flags = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch(flags, arguments(tiny_folder, pair_folder, two, *more))  # judged by what it leaves: the launcher's exit is flaky
+    flags = [
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
+    launch(
+        flags, arguments(tiny_folder, pair_folder, two, *more)
+    )  # judged by what it leaves: the launcher's exit is flaky
     a, b = weights(one), weights(two)
     losses = [[m["loss"] for m in read_metrics(p)] for p in (one, two)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)

@@ -73,8 +73,8 @@ def test_the_published_losses_and_gradients(shared):
 
 
 def test_gradients_through_the_whole_model(shared):
-    from debias_diffusion.encoders.foreign import read_weights  # noqa: F401 - the path below goes through it
     from debias_diffusion.encoders.checkpoint import load_encoder
+    from debias_diffusion.encoders.foreign import read_weights  # noqa: F401 - the path below goes through it
     from debias_diffusion.training.step import LossRule, TwoBranchModel, two_branch_loss
 
     golden = np.load(shared / "vectors" / "longclip_tiny.npz")
