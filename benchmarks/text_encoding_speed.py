@@ -4,10 +4,10 @@
     python benchmarks/text_encoding_speed.py --captions my.jsonl   # a "caption" in every line
 
 One text tower of ViT-L/14 (QuickGELU, 248 positions, random weights: speed does not depend on them) takes the same
-captions in both ways, strings to unit features, tokenising included. "ours" is `text_features`, which pays for the words
-alone; "plain" feeds the tower full rows of 248 tokens, as open_clip and Long-CLIP do. The two alternate, and medians are
-shown. Wall time is what a user waits on an idle machine; processor time (summed over threads) is the one to read when
-other jobs run beside this. Fails where any feature differs by more than 1e-5.
+captions in both ways, strings to unit features, tokenising included. "ours" is `text_features`, which pays for the
+words alone; "plain" feeds the tower full rows of 248 tokens, as open_clip and Long-CLIP do. The two alternate, and
+medians are shown. Wall time is what a user waits on an idle machine; processor time (summed over threads) is the one to
+read when other jobs run beside this. Fails where any feature differs by more than 1e-5.
 
 Without --captions, the ImageInWords captions of the shared data folder beside the checkout are read, and where that is
 absent the miniature world's long captions, which are shorter.

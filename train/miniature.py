@@ -1,4 +1,4 @@
-"""Remakes the weights that ship in debias_diffusion/miniature: vocabulary and base encoder, on a CPU.
+"""Remakes the weights that ship in debias_diffusion/miniature, on a CPU.
 
   python train/miniature.py
 
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from debias_diffusion.data.scene_sets import ScenePairs, scene_retrieval_set
-from debias_diffusion.data.scenes import all_phrases, pretraining_caption
+from debias_diffusion.data.scenes import all_phrases, pretraining_caption, scene_rng
 from debias_diffusion.encoders.checkpoint import BPE_FILE, save_encoder
 from debias_diffusion.encoders.encoder import MINIATURE_FOLDER, Encoder, build, spec_config
 from debias_diffusion.encoders.specs import find_spec
@@ -45,20 +45,24 @@ class BaseConfig:
     weight_decay: float = 0.05
     warmup_steps: int = 200
     seed: int = 0
+    new_vocabulary: bool = False
+    """Makes the byte-pair file anew, for a world with other words; ties among merges then fall in any order, so every
+    encoder trained with the old file becomes unreadable."""
 
 
 class ShortPairs(Dataset[tuple[torch.Tensor, str]]):
     """Pictures with the short captions a base model learns from; no pair is seen twice."""
 
     def __init__(self, size: int, seed: int, encoder: Encoder) -> None:
-        self.pairs = ScenePairs(size, seed, caption=pretraining_caption)
+        self.pairs = ScenePairs(size, seed)
         self.preprocess = encoder.preprocess
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
-        return self.preprocess(self.pairs.open(index)), self.pairs.captions[index]
+        scene = self.pairs.scene(index)
+        return self.preprocess(self.pairs.open(index)), pretraining_caption(scene, scene_rng("pre", index))
 
 
 def write_vocabulary(path: Path) -> int:
@@ -103,17 +107,20 @@ def train_base(config: BaseConfig) -> Encoder:
 
 
 def main(config: BaseConfig) -> None:
-    """Writes vocabulary and base, measures the base, and leaves a card beside it."""
+    """Trains the base, measures it, and leaves a card beside it."""
     started = time.perf_counter()
-    size = write_vocabulary(MINIATURE_FOLDER / BPE_FILE)
-    expected = find_spec("miniature").config["text_cfg"]["vocab_size"]  # type: ignore[index]
-    if size != expected:
-        sys.exit(f"the vocabulary has {size} entries, the row in specs.py says {expected}; change the row")
+    if config.new_vocabulary:
+        size = write_vocabulary(MINIATURE_FOLDER / BPE_FILE)
+        sys.exit(f"a vocabulary of {size} entries is written; set vocab_size in the miniature's row of specs.py, then run again")
     encoder = train_base(config)
-    minutes = (time.perf_counter() - started) / 60
+    finish(encoder, config, (time.perf_counter() - started) / 60)
+
+
+def finish(encoder: Encoder, config: BaseConfig, minutes: float) -> None:
+    """Measures the base and saves it with its card."""
     results = evaluate_encoder(encoder, scene_retrieval_set(), ["none", "first_only", "remove_first", "short"])
     numbers = {name: round(result.metrics["t2i_recall@1"], 1) for name, result in results.items()}
-    settings = {k: v for k, v in dataclasses.asdict(config).items() if k != "output"}
+    settings = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("output", "new_vocabulary")}
     history = {"base": "trained from scratch by train/miniature.py", "settings": settings, "t2i_recall@1": numbers}
     save_encoder(dataclasses.replace(encoder, history=history), config.output)
     (config.output / "README.md").write_text(_card(settings, numbers, minutes))

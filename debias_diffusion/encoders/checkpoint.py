@@ -84,7 +84,8 @@ def _open(source: str, quick_gelu: bool | None, tables: Tables) -> Encoder:
             path.stem, infer_config(weights.state), weights.state, recorded, f"{weights.kind} file {path}"
         )
     raise FileNotFoundError(
-        f"no encoder at {source!r}: expected a folder, a checkpoint file, or ROW:PRETRAINED with ROW one of {', '.join(SPECS)}"
+        f"no encoder at {source!r}: expected a folder, a checkpoint file, or ROW:PRETRAINED with ROW one of "
+        f"{', '.join(SPECS)}"
     )
 
 
@@ -155,17 +156,13 @@ def _open_transformers(folder: Path, content: dict[str, Any]) -> Encoder:
     if not files:
         raise FileNotFoundError(f"{folder} has a config.json but no model.safetensors")
     weights = read_weights(files[0])
-    activations = {
-        content[part].get("hidden_act", "quick_gelu") for part in ("text_config", "vision_config") if part in content
-    }
+    # A config leaves out what equals transformers' own defaults.
+    text, vision = content.get("text_config") or {}, content.get("vision_config") or {}
+    activations = {part.get("hidden_act", "quick_gelu") for part in (text, vision)}
     if not activations <= {"quick_gelu", "gelu"} or len(activations) != 1:
         raise ValueError(f"{folder}: hidden_act is {sorted(activations)}; expected quick_gelu or gelu in both towers")
-    config = infer_config(weights.state)
-    text_heads = content["text_config"].get("num_attention_heads", config["text_cfg"]["heads"])
-    config["text_cfg"]["heads"] = text_heads
-    config["vision_cfg"]["head_width"] = config["vision_cfg"]["width"] // content["vision_config"].get(
-        "num_attention_heads", 12
-    )
+    heads = {"text_heads": text.get("num_attention_heads", 8), "vision_heads": vision.get("num_attention_heads", 12)}
+    config = infer_config(weights.state, **heads)
     return _from_state(
         folder.name, config, weights.state, activations == {"quick_gelu"}, f"transformers folder {folder}"
     )

@@ -36,8 +36,10 @@ StateDict = dict[str, Tensor]
 
 
 def text_to_transformers(text: StateDict) -> StateDict:
-    """A text tower (open_clip keys without `text.`) under transformers' keys with `text_model.`; `text_projection.weight`
-    is the transpose of `text_projection`. Unknown keys are an error."""
+    """A text tower (open_clip keys without `text.`) under transformers' keys with `text_model.`.
+
+    `text_projection.weight` is the transpose of `text_projection`. Raises ValueError for an unknown key.
+    """
     out: StateDict = {}
     for key, value in text.items():
         if key in _TEXT_BACK:
@@ -76,6 +78,8 @@ def clip_from_transformers(state: StateDict) -> StateDict:
     )
     if rest:
         raise ValueError(f"a transformers CLIPModel has no weights {sorted(rest)[:5]}")
+    if missing := {"logit_scale", "text_projection.weight", "visual_projection.weight"} - state.keys():
+        raise ValueError(f"a transformers CLIPModel needs {sorted(missing)}, which the file has not")
     out = {f"text.{k}": v for k, v in text_from_transformers(text).items()}
     out |= {f"visual.{k}": v for k, v in _tower(vision, _VISION).items()}
     out["visual.proj"] = state["visual_projection.weight"].T.contiguous()

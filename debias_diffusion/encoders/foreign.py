@@ -1,5 +1,6 @@
-"""Weight files of others, told apart by their content and brought to one naming: `visual.*`, `text.*`, `logit_scale`."""
+"""Others' weight files, told apart by their content and brought to one naming: `visual.*`, `text.*`, `logit_scale`."""
 
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ def read_weights(path: Path, tables: Tables = "fused") -> Weights:
                 quick_gelu = True  # the official DeBias release names its base in its run name
             return Weights(_fuse(kind.convert(state), tables), kind.name, quick_gelu)
     raise ValueError(
-        f"{path} holds no CLIP model this package knows: its keys start {sorted(state)[:4]}; expected open_clip, OpenAI, "
-        "Long-CLIP, DeBias-CLIP or transformers CLIPModel names"
+        f"{path} holds no CLIP model this package knows: its keys start {sorted(state)[:4]}; expected the names of "
+        "open_clip, OpenAI, Long-CLIP, DeBias-CLIP or a transformers CLIPModel"
     )
 
 
@@ -56,18 +57,33 @@ def read_tensors(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
+        _check_is_pytorch(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}); copy or download it again") from error
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} is a pickled model or holds code, which is never executed here; save its state_dict() as safetensors"
+            f"{path} is a pickled model or holds code, which is never executed; save its state_dict() as safetensors"
         ) from error
-    except (RuntimeError, EOFError, KeyError) as error:
-        raise ValueError(f"{path} is not a readable PyTorch weight file: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, EOFError, KeyError, OSError) as error:
+        reason = f"{error}".splitlines()[0] if f"{error}" else "it ends too early"
+        if "TorchScript" in reason:  # PyTorch's own advice is to execute the file
+            reason = "it is a TorchScript program, which is never executed; save its state_dict() as safetensors"
+        raise ValueError(f"{path} is not a readable PyTorch weight file: {reason}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary of tensors")
     return content
+
+
+def _check_is_pytorch(path: Path) -> None:
+    """A web page or a Git LFS pointer under a weight file's name would pass for a pickle that holds code."""
+    with path.open("rb") as file:
+        head = file.read(16)
+    if not head.startswith((b"PK", b"\x80")):  # a zip, or the bare pickle of PyTorch before 1.6
+        raise ValueError(
+            f"{path} is no PyTorch weight file: it starts with {head!r}; copy or download it again, and whole "
+            "(with Git LFS: git lfs pull)"
+        )
 
 
 def _unwrap(content: dict[str, Any], path: Path) -> StateDict:
@@ -122,21 +138,25 @@ def _fuse(state: StateDict, tables: Tables) -> StateDict:
     return state
 
 
-def infer_config(state: StateDict) -> dict[str, Any]:
+def infer_config(state: StateDict, *, vision_heads: int | None = None, text_heads: int | None = None) -> dict[str, Any]:
     """The open_clip model config that a ViT CLIP state dict implies, without its activation.
 
-    Head counts are not in the weights: heads are 64 wide in every CLIP text tower and in the image towers up to L/14;
-    wider image towers must be named by their row.
+    Head counts are not in the weights: where they are not given, heads are 64 wide, as in every CLIP text tower and in
+    the image towers up to L/14; other towers must be named by their row.
     """
     if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
         raise ValueError("the image tower is not a ViT; name the encoder's row, as in ROW:PATH")
     width, _, patch, _ = state["visual.conv1.weight"].shape
-    if width > 1024:
+    context_length, text_width = state["text.positional_embedding"].shape
+    if vision_heads is None and (width > 1024 or width % 64):
         raise ValueError(
-            f"the image tower is {width} wide: its number of heads is not in the file; name its row, as in ROW:PATH"
+            f"the image tower is {width} wide: its number of heads is unknown; name its row, as in ROW:PATH"
+        )
+    if text_heads is None and text_width % 64:
+        raise ValueError(
+            f"the text tower is {text_width} wide: its number of heads is unknown; name its row, as in ROW:PATH"
         )
     grid = round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
-    context_length, text_width = state["text.positional_embedding"].shape
     return {
         "embed_dim": state["visual.proj"].shape[1],
         "vision_cfg": {
@@ -144,16 +164,24 @@ def infer_config(state: StateDict) -> dict[str, Any]:
             "patch_size": patch,
             "width": width,
             "layers": _num_layers(state, "visual."),
-            "head_width": min(64, width),
+            "head_width": width // (vision_heads or width // 64),
+            "mlp_ratio": _mlp_ratio(state, "visual.", width),
         },
         "text_cfg": {
             "context_length": context_length,
             "vocab_size": len(state["text.token_embedding.weight"]),
             "width": text_width,
-            "heads": max(1, text_width // 64),
+            "heads": text_heads or text_width // 64,
             "layers": _num_layers(state, "text."),
+            "mlp_ratio": _mlp_ratio(state, "text.", text_width),
         },
     }
+
+
+def _mlp_ratio(state: StateDict, prefix: str, width: int) -> float:
+    hidden = len(state.get(f"{prefix}transformer.resblocks.0.mlp.c_fc.bias", torch.empty(4 * width)))
+    # open_clip rounds width * ratio down, and must arrive at the hidden width again.
+    return hidden / width if int(width * (hidden / width)) == hidden else math.nextafter(hidden / width, math.inf)
 
 
 def _num_layers(state: StateDict, prefix: str) -> int:

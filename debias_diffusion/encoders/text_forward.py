@@ -66,10 +66,13 @@ def plain_encode_text(text: TextTransformer, input_ids: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Bucket:
+    """Captions of like length whose attention is computed together. Those without pads in front carry their SOT along
+    and are plainly causal (`mask` None); the others attend to the shared prefix, each to its own part of it."""
+
     captions: int
     length: int
-    mask: Tensor  # (captions, 1, length, prefix + length) True where attention is allowed
     prefix: int
+    mask: Tensor | None  # (captions, 1, length, prefix + length) True where attention is allowed
 
 
 @dataclass(frozen=True)
@@ -102,31 +105,39 @@ def _layout(input_ids: Tensor, num_prefix: Tensor | None, device: torch.device) 
         positions=torch.cat([torch.arange(prefix), own_positions]).to(device),
         ends=(first + lengths - 1).to(device),
         prefix=prefix,
-        buckets=tuple(replace(b, mask=b.mask.to(device)) for b in buckets),
+        buckets=tuple(b if b.mask is None else replace(b, mask=b.mask.to(device)) for b in buckets),
         pack=pack.to(device),
         unpack=(base[owner] + inside).to(device),
     )
 
 
 def _bucketise(starts: Tensor, lengths: Tensor, first: Tensor) -> tuple[list[_Bucket], Tensor, Tensor]:
-    """Buckets, the packed row of each bucket position, and the bucket position where each caption starts."""
-    # Captions without pads in front need one prefix token only, so they are kept apart from those with many.
-    order = torch.argsort((starts > 1).long() * 100_000 + lengths, stable=True)
+    """Buckets, the packed row of each bucket position, and the bucket position of each caption's first own token."""
     buckets: list[_Bucket] = []
     rows: list[Tensor] = []
     base = torch.empty_like(starts)
     offset = 0
-    for chunk in order.split(_BUCKET):
-        length, prefix = int(lengths[chunk].max()), int(starts[chunk].max())
-        column = torch.arange(length)
-        valid = column < lengths[chunk, None]
-        rows.append(torch.where(valid, first[chunk, None] + column, 0).flatten())
-        own = (column[None, :] <= column[:, None]) & valid[:, None, :]  # (captions, query, key)
-        shared = (torch.arange(prefix) < starts[chunk, None])[:, None, :].expand(-1, length, -1)
-        buckets.append(_Bucket(len(chunk), length, torch.cat([shared, own], 2)[:, None], prefix))
-        base[chunk] = offset + torch.arange(len(chunk)) * length
-        offset += len(chunk) * length
+    order = torch.argsort(lengths, stable=True)
+    for group in (order[starts[order] == 1], order[starts[order] > 1]):
+        for chunk in group.split(_BUCKET) if len(group) else ():
+            bare = int(starts[chunk[0]] == 1)
+            length, prefix = int(lengths[chunk].max()), int(starts[chunk].max())
+            column = torch.arange(length)
+            valid = column < lengths[chunk, None]
+            own = torch.where(valid, first[chunk, None] + column, 0)  # padding points at SOT: it is never read
+            rows.append(torch.cat([own.new_zeros(len(chunk), bare), own], 1).flatten())
+            mask = None if bare else _prefix_mask(starts[chunk], prefix, valid)
+            buckets.append(_Bucket(len(chunk), length + bare, 0 if bare else prefix, mask))
+            base[chunk] = offset + bare + torch.arange(len(chunk)) * (length + bare)
+            offset += len(chunk) * (length + bare)
     return buckets, torch.cat(rows), base
+
+
+def _prefix_mask(starts: Tensor, prefix: int, valid: Tensor) -> Tensor:
+    length = valid.shape[1]
+    own = torch.ones(length, length, dtype=torch.bool).tril() & valid[:, None, :]  # (captions, query, key)
+    shared = (torch.arange(prefix) < starts[:, None])[:, None, :].expand(-1, length, -1)
+    return torch.cat([shared, own], 2)[:, None]
 
 
 def _block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
@@ -144,10 +155,11 @@ def _attention(attn: nn.MultiheadAttention, x: Tensor, layout: _Layout) -> Tenso
     own = []
     for bucket, rows in zip(layout.buckets, qkv.index_select(0, layout.pack).split(sizes), strict=True):
         q, k, v = _split_heads(rows.view(bucket.captions, bucket.length, -1), attn.num_heads)
-        expand = (bucket.captions, -1, -1, -1)
-        k = torch.cat([shared_k[:, :, : bucket.prefix].expand(expand), k], 2)
-        v = torch.cat([shared_v[:, :, : bucket.prefix].expand(expand), v], 2)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bucket.mask)
+        if bucket.mask is not None:
+            expand = (bucket.captions, -1, -1, -1)
+            k = torch.cat([shared_k[:, :, : bucket.prefix].expand(expand), k], 2)
+            v = torch.cat([shared_v[:, :, : bucket.prefix].expand(expand), v], 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bucket.mask, is_causal=bucket.mask is None)
         own.append(out.transpose(1, 2).flatten(0, 1))  # (captions * length, head, dim)
     outputs.append(torch.cat(own).index_select(0, layout.unpack))
     return attn.out_proj(torch.cat(outputs).flatten(1))

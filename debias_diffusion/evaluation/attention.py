@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,9 +86,9 @@ def attention_profile(
     The first `max_captions` are read, all by default. Raises ValueError where no caption has text, for an unknown
     splitter, and for a text tower that is not causal or does not pool at EOT.
     """
-    text: Any = encoder.model.text
+    tower, tokenizer = encoder.model.text, encoder.tokenizer
     return tower_attention_profile(
-        text, encoder.tokenizer, captions, max_captions=max_captions, splitter=splitter, progress=progress
+        tower, tokenizer, captions, max_captions=max_captions, splitter=splitter, progress=progress
     )
 
 
