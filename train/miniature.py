@@ -83,7 +83,9 @@ def write_vocabulary(path: Path) -> int:
 def train_base(config: BaseConfig) -> Encoder:
     """The base encoder, trained."""
     torch.manual_seed(config.seed)
-    encoder = build("miniature:base", spec_config(find_spec("miniature")), PREPROCESS, bpe_file=MINIATURE_FOLDER / BPE_FILE)
+    encoder = build(
+        "miniature:base", spec_config(find_spec("miniature")), PREPROCESS, bpe_file=MINIATURE_FOLDER / BPE_FILE
+    )
     model = TwoBranchModel(encoder.model).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.98)
@@ -111,7 +113,9 @@ def main(config: BaseConfig) -> None:
     started = time.perf_counter()
     if config.new_vocabulary:
         size = write_vocabulary(MINIATURE_FOLDER / BPE_FILE)
-        sys.exit(f"a vocabulary of {size} entries is written; set vocab_size in the miniature's row of specs.py, then run again")
+        sys.exit(
+            f"a vocabulary of {size} entries is written; set vocab_size in the miniature's row of specs.py, then run again"
+        )
     encoder = train_base(config)
     finish(encoder, config, (time.perf_counter() - started) / 60)
 

@@ -43,6 +43,7 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> Path:
     partial.mkdir(parents=True)
     state = {k: v.detach().cpu().contiguous() for k, v in encoder.model.state_dict().items()}
     save_file(state, partial / WEIGHTS_FILE, metadata={"format": "pt"})
+    (partial / WEIGHTS_FILE).chmod(0o644)  # safetensors writes for its owner alone
     model_config: dict[str, Any] = json.loads(json.dumps(encoder.model_config))
     if encoder.tokenizer.bpe_file:
         shutil.copyfile(encoder.tokenizer.bpe_file, partial / BPE_FILE)

@@ -48,9 +48,12 @@ class Encoder:
         """RGB picture -> (3, height, width), resized, cropped and normalised as the encoder expects."""
         return image_transform_v2(PreprocessCfg(**self.preprocess_config), is_train=False)
 
-    def stretched(self, context_length: int, keep: int = KEEP) -> "Encoder":
-        """A copy whose text tower has `context_length` positions (see `positions.stretch_positions`)."""
-        model = copy.deepcopy(self.model)
+    def stretched(self, context_length: int, keep: int = KEEP, *, in_place: bool = False) -> "Encoder":
+        """A copy whose text tower has `context_length` positions (see `positions.stretch_positions`).
+
+        `in_place` takes this encoder's own towers, for models too large to hold twice.
+        """
+        model = self.model if in_place else copy.deepcopy(self.model)
         stretch_text_tower(model.text, context_length, keep)
         model.context_length = context_length
         config = copy.deepcopy(self.model_config)

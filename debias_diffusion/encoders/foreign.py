@@ -66,10 +66,12 @@ def read_tensors(path: Path) -> dict[str, Any]:
             f"{path} is a pickled model or holds code, which is never executed; save its state_dict() as safetensors"
         ) from error
     except (RuntimeError, EOFError, KeyError, OSError) as error:
-        reason = f"{error}".splitlines()[0] if f"{error}" else "it ends too early"
-        if "TorchScript" in reason:  # PyTorch's own advice is to execute the file
-            reason = "it is a TorchScript program, which is never executed; save its state_dict() as safetensors"
-        raise ValueError(f"{path} is not a readable PyTorch weight file: {reason}") from error
+        if "TorchScript" in str(error):  # PyTorch's own advice is to execute the file
+            raise ValueError(
+                f"{path} is a TorchScript program, which is never executed; save its state_dict() as safetensors"
+            ) from error
+        reason = next(iter(str(error).splitlines()), "it ends too early")
+        raise ValueError(f"{path} is not a whole PyTorch weight file ({reason}); copy or download it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary of tensors")
     return content

@@ -80,7 +80,9 @@ class _Run:
         self.pairs = open_source(config)
         per_epoch = len(self.pairs) // config.batch_size
         self.total_steps = config.max_steps or per_epoch * config.epochs
-        self.encoder = load_encoder(config.encoder).stretched(config.context_length, config.keep_positions)
+        self.encoder = load_encoder(config.encoder).stretched(
+            config.context_length, config.keep_positions, in_place=True
+        )
         clip = self.encoder.model
         choose_towers(clip, config.train_towers)
         freeze_first_positions(clip.text, config.keep_positions)
