@@ -62,6 +62,10 @@ class Timing:
         self.wall.append(time.perf_counter() - start)
         self.processor.append(time.process_time() - start_processor)
 
+    def medians(self) -> tuple[float, float]:
+        """Returns the median seconds of wall and processor time."""
+        return statistics.median(self.wall), statistics.median(self.processor)
+
 
 def read_captions(path: Path | None) -> tuple[str, list[str]]:
     """Returns where the captions come from and the captions."""
@@ -117,7 +121,7 @@ def main() -> None:
         "plain": lambda: plain_text_features(encoder, captions, arguments.batch_size),
         "ours": lambda: text_features(encoder, captions),
     }
-    plain_text_features(encoder, captions[:1], 1)  # warm-up, the tokenizer's cache included in the line above
+    plain_text_features(encoder, captions[:1], 1)  # warm-up; the tokenizer has cached its words above
     text_features(encoder, captions[:1])
     timings = {name: Timing([], [], torch.empty(0)) for name in ways}
     for _ in range(arguments.repeats):
@@ -125,16 +129,13 @@ def main() -> None:
             timings[name].add(encode)
 
     mean = sum(lengths) / count
-    print(
-        f"{count:,} captions ({source}), {mean:.0f} of {CONTEXT_LENGTH} tokens on average; ViT-L/14 text tower, ",
-        end="",
-    )
+    print(f"{count:,} captions ({source}), {mean:.0f} of {CONTEXT_LENGTH} tokens on average; ViT-L/14 text tower,")
     print(f"float32, {arguments.device}, {arguments.threads} threads, median of {arguments.repeats} runs each\n")
     print("| way | wall, s | captions/s | processor, s | faster by (wall) | faster by (processor) |")
     print("|---|---|---|---|---|---|")
-    plain_wall, plain_processor = (statistics.median(values) for values in (timings["plain"].wall, timings["plain"].processor))  # fmt: skip # noqa: E501
+    plain_wall, plain_processor = timings["plain"].medians()
     for name, timing in timings.items():
-        wall, processor = statistics.median(timing.wall), statistics.median(timing.processor)
+        wall, processor = timing.medians()
         ratios = f"{plain_wall / wall:.2f}x | {plain_processor / processor:.2f}x"
         print(f"| {name} | {wall:.2f} | {count / wall:.2f} | {processor:.2f} | {ratios} |")
     difference = float((timings["plain"].features - timings["ours"].features).abs().max())

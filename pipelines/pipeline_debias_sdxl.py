@@ -18,11 +18,9 @@ chunk at each break (of 77 rows where all pieces fit); pooled vectors are those 
 
 import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from diffusers import StableDiffusionXLPipeline
@@ -36,18 +34,14 @@ TEXTS = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2")
 EMBEDS = ("prompt_embeds", "negative_prompt_embeds", "pooled_prompt_embeds", "negative_pooled_prompt_embeds")
 
 # Where a chunk may end, best first: matched against the text up to and with the next token's first character.
-_SENTENCE, _PHRASE, _ANY = r"[.!?…][\"'”’)\]]*\s+[^a-z]|[。！？].", r"[,;:]\s+\S|[，、；：].", r"\s\S"
-_ENDS = [re.compile(f"(?:{end})$") for end in (_SENTENCE, _PHRASE, _ANY)]
-_WORD = re.compile(r"\S+")
+_SENTENCE, _PHRASE, _WORD = r"[.!?…][\"'”’)\]]*\s+[^a-z]|[。！？].", r"[,;:]\s+\S|[，、；：].", re.compile(r"\S+")
+_ENDS = [re.compile(f"(?:{end})$") for end in (_SENTENCE, _PHRASE, r"\s\S", ".")]
 # Weighting that would be read as words: (cat:2) (4k:1.2) \( ((cat)) BREAK
-_WEIGHTING = re.compile(
-    r".{0,20}?(?:(?:[^\W\d_]:[+-]?\d+|:[+-]?\d*\.\d+)\)|\\[()\[\]]|\(\(|(?<![A-Z] )\bBREAK\b(?! [A-Z]{2}))"
-)
+_WEIGHTING = re.compile(r"(?:[^\W\d_]:[+-]?\d+|:[+-]?\d*\.\d+)\)|\\[()\[\]]|\(\(\w|(?<![A-Z] )\bBREAK\b(?! [A-Z]{2})")
 logger = logging.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class PromptReport:
+class PromptReport(NamedTuple):
     """What one text encoder reads of one text: tokens count BOS and EOS, `cut` are spans of words in `text` it never sees."""
 
     index: int
@@ -60,8 +54,7 @@ class PromptReport:
     cut: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class _Reading:
+class _Reading(NamedTuple):
     """A text as one slot's tokens without BOS and EOS, each with its span of characters."""
 
     text: str
@@ -78,12 +71,10 @@ class _Reading:
         parts = []
         for segment in self.segments():
             while len(segment) > room:
-                places = range(segment.start + room, segment.start + room // 2, -1)
-                starts = [self.spans[at][0] for at in places]
-                hits = (
-                    i for end in _ENDS for i, at in enumerate(starts) if end.search(self.text, max(0, at - 8), at + 1)
-                )
-                stop = places[0] if len(parts) + 1 == limit else places[next(hits, 0)]
+                full, half = segment.start + room, segment.start + room // 2
+                starts = {i: a for i in range(full, half, -1) if (a := self.spans[i][0]) > self.spans[i - 1][0]}
+                hits = (i for end in _ENDS for i, a in starts.items() if end.search(self.text, max(0, a - 8), a + 1))
+                stop = full if len(parts) + 1 == limit else next(hits, full)
                 parts.append(range(segment.start, stop))
                 segment = range(stop, segment.stop)
             parts.append(segment)
@@ -91,7 +82,7 @@ class _Reading:
 
     def weights(self, chunk: range, length: int) -> list[float]:
         """Weight of every row of a chunk."""
-        spans = getattr(self.text, "weights", ())
+        spans = getattr(self.text, "weights", None) or ()
         weights = (next((w for a, b, w in spans if a <= self.spans[i][0] < b), 1.0) for i in chunk)
         return [1.0, *weights, *[1.0] * (length - 1 - len(chunk))]
 
@@ -121,13 +112,11 @@ class DebiasStableDiffusionXLPipeline(StableDiffusionXLPipeline):
         named = zip(EMBEDS, self.encode_prompt(*args, **kwargs), strict=True)
         return {name: value for name, value in named if value is not None}
 
-    # fmt: off
     def encode_prompt(
         self, prompt=None, prompt_2=None, device=None, num_images_per_prompt=1, do_classifier_free_guidance=True,
         negative_prompt=None, negative_prompt_2=None, prompt_embeds=None, negative_prompt_embeds=None,
         pooled_prompt_embeds=None, negative_pooled_prompt_embeds=None, lora_scale=None, clip_skip=None, max_length="auto",
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-        # fmt: on
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
         """Embeddings (batch, rows, dim) of prompts and negatives, then their pooled vectors (batch, dim), as in diffusers.
 
         A string goes with every entry of a list. `prompt_2` is `prompt` where it is None, `negative_prompt_2` is
@@ -145,8 +134,12 @@ class DebiasStableDiffusionXLPipeline(StableDiffusionXLPipeline):
             if row.cut:
                 lost = row.text[row.cut[0][0] :]
                 logger.warning(f"{row.slot} reads {row.limit} of {row.num_tokens} tokens and not: {lost!r}")
-        with self._lora_scaled(lora_scale):
+        lora_scaling = self._scale_loras(lora_scale)
+        try:
             parts = {k: self._encode(k[1], v, rows, lengths[k[1]], clip_skip, device) for k, v in readings.items()}
+        finally:
+            for scaling, before in lora_scaling:
+                scaling.update(before)
         for negative in {negative for negative, _ in parts}:
             own, pooled = [part for key, part in parts.items() if key[0] == negative], sides[negative][1]
             sides[negative] = torch.cat([part[0] for part in own], dim=-1), own[-1][1] if pooled is None else pooled
@@ -156,12 +149,10 @@ class DebiasStableDiffusionXLPipeline(StableDiffusionXLPipeline):
         flat = [tensor for column in zip(*sides, strict=True) for tensor in column]
         return tuple(t if t is None else t.to(device, dtype).repeat_interleave(num_images_per_prompt, 0) for t in flat)
 
-    def prompt_report(
-        self, prompt, prompt_2=None, negative_prompt=None, negative_prompt_2=None, max_length="auto"
-    ) -> list[PromptReport]:
-        """One row for each encoder and text of a call with these arguments: tokens, limit, and the words it never sees."""
+    def prompt_report(self, prompt, prompt_2=None, negative_prompt=None, negative_prompt_2=None, max_length="auto"):
+        """List of `PromptReport`, one for each encoder and text of a call with these arguments."""
         readings = self._readings((prompt, prompt_2, negative_prompt, negative_prompt_2), [(None, None)] * 2, True)
-        return self._reports(readings, *self._plan(readings, max_length))
+        return list(self._reports(readings, *self._plan(readings, max_length)))
 
     def _readings(self, texts, sides, guided) -> dict[tuple[bool, str], list[_Reading]]:
         """Texts as tokens by (negative, slot), where embeddings are not given and zeros will not do."""
@@ -190,22 +181,17 @@ class DebiasStableDiffusionXLPipeline(StableDiffusionXLPipeline):
     def _read(self, tokenizer, text) -> _Reading:
         if not isinstance(text, str):
             raise ValueError(f"a prompt is {text!r}; expected a string, or a list of strings")
-        weighting = None if hasattr(text, "weights") else _WEIGHTING.search(text)
+        weighting = _WEIGHTING.search(text) if getattr(text, "weights", None) is None else None
         if weighting:
-            raise ValueError(
-                f"{weighting[0]!r} looks like prompt weighting and would be read as words; parse the prompt with "
-                "debias_diffusion.sdxl.weights.parse_weights, or write it without (word:1.2), ((, \\( or BREAK"
-            )
+            found = text[max(0, weighting.start() - 20) : weighting.end()]
+            raise ValueError(f"{found!r} is weighting, not words; use debias_diffusion.sdxl.weights, or plain words")
         tokens = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        added, ids, spans = tokenizer.added_tokens_decoder, [], []
-        for token, span in zip(tokens.input_ids, tokens.offset_mapping, strict=True):
-            vectors = [token]
-            if token in added:  # a textual inversion can have several vectors
-                inversion = self.maybe_convert_prompt(str(added[token]), tokenizer)
-                vectors = tokenizer(inversion, add_special_tokens=False).input_ids
-            ids += vectors
-            spans += [span] * len(vectors)
-        return _Reading(text, ids, spans)
+        added = tokenizer.added_tokens_decoder  # the textual inversions, which can have several vectors, among them
+        named = {i: self.maybe_convert_prompt(str(added[i]), tokenizer) for i in added.keys() & tokens.input_ids}
+        vectors = {i: tokenizer(name, add_special_tokens=False).input_ids for i, name in named.items()}
+        expanded = [vectors.get(i, [i]) for i in tokens.input_ids]
+        spans = [span for span, ids in zip(tokens.offset_mapping, expanded, strict=True) for _ in ids]
+        return _Reading(text, [i for ids in expanded for i in ids], spans)
 
     def _plan(self, readings, max_length) -> tuple[int, dict[str, int]]:
         """Rows of the call, and the length of each encoder's chunks."""
@@ -220,17 +206,15 @@ class DebiasStableDiffusionXLPipeline(StableDiffusionXLPipeline):
             raise ValueError(f"max_length is {max_length!r}, expected 'auto' or a number of rows, 3 or more")
         return max_length, {slot: min(length, max_length) for slot, length in lengths.items()}
 
-    def _reports(self, readings, rows, lengths) -> list[PromptReport]:
-        reports = []
+    def _reports(self, readings, rows, lengths):
         for (negative, slot), column in readings.items():
-            count = rows // lengths[slot]
+            room, count = lengths[slot] - 2, rows // lengths[slot]
             for index, reading in enumerate(column):
-                chunks = reading.chunks(lengths[slot] - 2, count)
+                chunks = reading.chunks(room, count)
                 unread = reading.spans[chunks[-1].stop :]
                 cut = tuple(word.span() for word in _WORD.finditer(reading.text, unread[0][0])) if unread else ()
-                counts = len(reading.ids) + 2, count * (lengths[slot] - 2) + 2, len(chunks)
-                reports.append(PromptReport(index, slot, negative, reading.text, *counts, cut))
-        return reports
+                counts = len(reading.ids) + 2, count * room + 2, len(chunks)
+                yield PromptReport(index, slot, negative, reading.text, *counts, cut)
 
     def _encode(self, slot, readings, rows, length, clip_skip, device) -> tuple[Tensor, Tensor | None]:
         """Hidden states (batch, rows, dim) and, of the second slot, pooled vectors (batch, dim)."""
@@ -245,8 +229,7 @@ class DebiasStableDiffusionXLPipeline(StableDiffusionXLPipeline):
             filling = empty[0, 2:].repeat(rows // (length - 2) + 1, 1)
             states = torch.where(weights == 1, states, empty + weights * (states - empty))
         texts = [torch.cat([*own, filling[: rows - len(own) * length]]) for own in states.split(counts)]
-        firsts = [0, *accumulate(counts[:-1])]
-        return torch.stack(texts), None if pooled is None else pooled[firsts]
+        return torch.stack(texts), None if pooled is None else pooled[[0, *accumulate(counts[:-1])]]
 
     def _run(self, slot, ids, length, clip_skip, device) -> tuple[Tensor, Tensor | None]:
         """One forward: the layer SDXL reads (chunks, length, dim) and, of the second slot, pooled (chunks, dim)."""
@@ -265,17 +248,11 @@ class DebiasStableDiffusionXLPipeline(StableDiffusionXLPipeline):
             raise ValueError(f"{slot} is a {type(encoder).__name__}, expected CLIPTextModelWithProjection")
         return output.hidden_states[-2 - skip], output.text_embeds if slot == "text_encoder_2" else None
 
-    @contextmanager
-    def _lora_scaled(self, scale) -> Iterator[None]:
-        """LoRA layers of both encoders at `scale`; afterwards exactly as they were."""
+    def _scale_loras(self, scale) -> list[tuple[dict, dict]]:
+        """Sets the LoRA layers of both encoders to `scale`; returns every layer's scaling and what it was."""
         encoders = [encoder for encoder in (self.text_encoder, self.text_encoder_2) if encoder is not None]
-        modules = [module for encoder in encoders for module in encoder.modules()]
-        scalings = [module.scaling for module in modules if isinstance(getattr(module, "scaling", None), dict)]
-        saved = [dict(scaling) for scaling in scalings]
-        for encoder in encoders if saved and scale is not None else ():
+        layers = [module for encoder in encoders for module in encoder.modules() if hasattr(module, "lora_A")]
+        scaling = [(layer.scaling, dict(layer.scaling)) for layer in layers]
+        for encoder in encoders if layers and scale is not None else ():
             scale_lora_layers(encoder, scale)
-        try:
-            yield
-        finally:
-            for scaling, values in zip(scalings, saved, strict=True):
-                scaling.update(values)
+        return scaling

@@ -177,5 +177,6 @@ def _save(path: Path | None, tensors: Tensors, metadata: dict[str, str]) -> None
         save_file(tensors, partial, metadata={"digest": _digest(tensors, metadata), **metadata})
         partial.replace(path)
     except (SafetensorError, OSError) as error:
-        partial.unlink(missing_ok=True)
+        if partial.exists():
+            partial.unlink()
         _log.warning("features were not kept in %s: %s", path.parent, error)

@@ -56,6 +56,7 @@ def evaluate(
         loading: How encoders are read.
     """
     names = encoder_names(encoders)
+    check_perturbations(perturbations, [], splitter)
     sets = load_sets(benchmarks, root)
     check_perturbations(perturbations, sets, splitter)
     measured: dict[str, dict[str, dict[str, Result]]] = {retrieval_set.name: {} for retrieval_set in sets}
@@ -134,8 +135,8 @@ def attention(
     from debias_diffusion.evaluation.figures import attention_figures, depth_figure
 
     names = encoder_names(encoders)
+    check_perturbations([], [], splitter)
     (retrieval_set,) = load_sets([benchmark], root)
-    check_perturbations([], [retrieval_set], splitter)
     cache, show = loading.features(), sys.stderr.isatty()
     profiles, curves = {}, {}
     for name, encoder in loading.encoders(names):

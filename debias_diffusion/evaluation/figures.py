@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _INK = "#010203"  # all lines and letters; in a page they take the colour of its text instead
 _GRID = "#808080"
 # Okabe and Ito's colours without black, which is the ink's, in an order whose neighbours differ in lightness too.
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#56b4e9", "#d55e00", "#cc79a7")
 # As many as share no factor with the colours, so that a seventh series still looks like no other.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
@@ -49,9 +49,9 @@ class Series:
     """One encoder's numbers: `y` over `x`, or over named groups, with the interval of each where there is one."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    intervals: Sequence[tuple[float, float]] | None = None
+    x: Sequence[float | int]
+    y: Sequence[float | int]
+    intervals: Sequence[Sequence[float]] | None = None
 
 
 def curve_figure(title: str, x_label: str, y_label: str, series: Sequence[Series], *, every: int = 1) -> "Figure":
@@ -200,7 +200,7 @@ def to_svg(figure: "Figure", name: str) -> str:
 
 
 def _recalls(
-    results: Mapping[str, Mapping[str, Mapping[str, Any]]], perturbations: Sequence[str], x: Sequence[float] = ()
+    results: Mapping[str, Mapping[str, Mapping[str, Any]]], perturbations: Sequence[str], x: Sequence[int] = ()
 ) -> list[Series]:
     return [
         Series(

@@ -13,7 +13,7 @@ from debias_diffusion.captions.clean import clean_caption
 from debias_diffusion.encoders.checkpoint import load_encoder
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.sdxl.slot_folder import open_slot, slot_root
-from debias_diffusion.sdxl.slots import Slot, slot_from_encoder
+from debias_diffusion.sdxl.slots import SLOTS, Slot, slot_from_encoder, slot_of_width, text_tower
 
 Source = Encoder | Slot | str | Path
 
@@ -31,15 +31,23 @@ PROMPTS = (
 
 
 def slot_drift(
-    encoder: Source, reference: Source, prompts: Sequence[str] = PROMPTS, *, slot: str, batch_size: int = 32
+    encoder: Source,
+    reference: Source,
+    prompts: Sequence[str] = PROMPTS,
+    *,
+    slot: str | None = None,
+    batch_size: int = 32,
 ) -> dict[str, Any]:
     """How far `encoder` is from `reference` in what SDXL reads of the slot, over the prompts both can hold whole.
+
+    `slot` may be left out for a `Slot` or a full-size `Encoder`.
 
     "penultimate" covers the rows of the text, SOT and EOT included; "padding" the rows after it, up to the reference's
     length, which the UNet reads too; "pooled" the vector at EOT, projected in text_encoder_2. Each holds
     "relative_error" |a - b| / |b| and "cosine", averaged over rows; the first two also "by_position", a list of
     {position, rows, relative_error, cosine}. "prompts" and "left_out" count those measured and those too long.
     """
+    slot = slot or _slot_of(encoder)
     tested, stock = _open(encoder, slot), _open(reference, slot)
     length = min(tested.context_length, stock.context_length)
     cleaned = [clean_caption(prompt) for prompt in prompts]
@@ -133,6 +141,14 @@ class _Rows:
             for i, (n, e, c) in enumerate(zip(self.count, self.error, self.cosine, strict=True))
             if n
         ]
+
+
+def _slot_of(source: Source) -> str:
+    if isinstance(source, Slot):
+        return source.name
+    if isinstance(source, Encoder):
+        return slot_of_width(text_tower(source).token_embedding.embedding_dim)
+    raise ValueError(f"{source} does not tell its slot; say which: {', '.join(SLOTS)}")
 
 
 def _open(source: Source, slot: str) -> Slot:

@@ -51,7 +51,7 @@ def export_slot(
     """
     spec, folder = find_slot(slot), Path(folder)
     state = cast_state(blended_state(encoder, slot, blend, base), dtype, projection=spec.projects)
-    _refuse_foreign(folder / slot)
+    _refuse_foreign(folder, spec)
     config = slot_config(text_tower(encoder), encoder.tokenizer, slot)
     config.dtype = DTYPES[dtype]
     setattr(config, RECORD, slot_record(encoder, slot, dtype, blend, base))
@@ -169,10 +169,13 @@ def _replace(source: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _refuse_foreign(folder: Path) -> None:
-    config = folder / "config.json"
-    if folder.exists() and not (config.is_file() and RECORD in json.loads(config.read_text())):
-        raise ValueError(f"{folder} exists and was not written by this export; choose another folder")
+def _refuse_foreign(folder: Path, spec: SlotSpec) -> None:
+    config = folder / spec.name / "config.json"
+    if config.is_file() and RECORD in json.loads(config.read_text()):
+        return
+    for name in (spec.name, spec.tokenizer):
+        if (folder / name).exists():
+            raise ValueError(f"{folder / name} exists and was not written by this export; choose another folder")
 
 
 def _write_tokenizer(encoder: Encoder, spec: SlotSpec, folder: Path) -> None:

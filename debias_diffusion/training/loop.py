@@ -26,6 +26,7 @@ from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.positions import freeze_first_positions, thaw_positions
 from debias_diffusion.training.checkpoints import find_checkpoints, load_checkpoint, save_checkpoint
 from debias_diffusion.training.checks import check_config, check_processes
+from debias_diffusion.training.memory import release_freed_memory
 from debias_diffusion.training.optim import choose_towers, learning_rate_at, make_optimizer
 from debias_diffusion.training.progress import FaultLog, Progress
 from debias_diffusion.training.step import LossRule, StepLoss, TwoBranchModel, two_branch_loss
@@ -117,6 +118,7 @@ class _Run:
                 stopping = self._any(stop.requested)
                 if self.step % config.log_every == 0 or self.step in (1, self.total_steps):
                     progress.record(self.step, self._values(loss))
+                    release_freed_memory()
                 if stopping or self.step % config.save_every == 0 or self.step == self.total_steps:
                     self._save(folder)
                     saved = self.step

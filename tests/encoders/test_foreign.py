@@ -264,6 +264,7 @@ def test_head_counts_are_not_guessed(name, width, plain):
         infer_config(state)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore:'torch.load' received a zip:UserWarning")
 def test_what_is_not_executed_or_not_whole_says_so(plain, tmp_path):
     whole = write_pt(torch.nn.Linear(2, 2), tmp_path / "whole.pt")
     inside = write_pt({"model": torch.nn.Linear(2, 2)}, tmp_path / "inside.pt")

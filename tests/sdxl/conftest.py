@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
 
+from debias_diffusion.encoders.checkpoint import load_encoder
 from debias_diffusion.encoders.encoder import Encoder, build
 from debias_diffusion.sdxl.export import export_slot
 from debias_diffusion.sdxl.slot_folder import open_slot
@@ -76,6 +77,18 @@ def slots_77(towers: dict[str, Encoder], tmp_path_factory: pytest.TempPathFactor
 def slots_248(long_towers: dict[str, Encoder], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both trained towers exported in float32; not to be changed."""
     return _export(long_towers, tmp_path_factory.mktemp("slots") / "trained")
+
+
+@pytest.fixture(scope="session")
+def mini(tiny_folder: Path) -> Encoder:
+    """An encoder of 851 ids, for whatever does not depend on CLIP's own vocabulary; not to be changed."""
+    return load_encoder(tiny_folder)
+
+
+@pytest.fixture(scope="session")
+def mini_slots(mini: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `mini` in both slots, at 77 tokens in float32; not to be changed."""
+    return _export(dict.fromkeys(SLOT_NAMES, mini), tmp_path_factory.mktemp("slots") / "mini")
 
 
 def _export(encoders: dict[str, Encoder], folder: Path) -> Path:

@@ -75,6 +75,14 @@ def test_two_vocabularies_are_not_compared(towers: dict[str, Encoder], tiny_fold
         slot_drift(load_encoder(tiny_folder), towers["text_encoder"], ["a hummingbird"], slot="text_encoder")
 
 
+def test_the_slot_is_told_where_it_can_be(towers: dict[str, Encoder], slots_77: Path) -> None:
+    opened = slot_from_encoder(towers["text_encoder_2"], "text_encoder_2")
+    assert slot_drift(opened, slots_77, ["a cat"])["slot"] == "text_encoder_2"
+    for source in (slots_77, towers["text_encoder"]):
+        with pytest.raises(ValueError, match="tell its slot; say which: text_encoder, text_encoder_2"):
+            slot_drift(source, slots_77, ["a cat"])
+
+
 def test_the_table_gathers_positions(towers: dict[str, Encoder]) -> None:
     table = drift_table(slot_drift(towers["text_encoder"], towers["text_encoder"], ["a cat"], slot="text_encoder"))
     assert "| penultimate, text | 4 | 0.0000 | 1.0000 |" in table
