@@ -1,7 +1,7 @@
 """The demo's table over several seeds: mean and range of text-to-image recall@1, and what each encoder loses.
 
-  for s in 0 1 2; do debias-diffusion demo --seed $s --output runs/seed$s; done
-  python benchmarks/demo_seeds.py runs/seed0 runs/seed1 runs/seed2
+for s in 0 1 2; do debias-diffusion demo --seed $s --output runs/seed$s; done
+python benchmarks/demo_seeds.py runs/seed0 runs/seed1 runs/seed2
 """
 
 import json

@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "export": ("debias_diffusion.sdxl.command:export", "encoder folder -> SDXL slot folder or single file, and back"),
     "drift": ("debias_diffusion.sdxl.command:drift", "how far a tower is from the one SDXL was trained with"),
-    "generate": ("debias_diffusion.sdxl.command:generate", "prompts -> pictures with their record"),
+    "generate": ("debias_diffusion.sdxl.generate_command:generate", "prompts -> pictures with their record"),
 }
 
 

@@ -132,7 +132,7 @@ _MINIATURE = TrainConfig(
     learning_rate=5e-4,
     warmup_steps=30,
     epochs=1,
-    max_steps=300,
+    max_steps=240,
     workers=1,
 )
 

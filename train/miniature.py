@@ -133,12 +133,19 @@ def finish(encoder: Encoder, config: BaseConfig, minutes: float) -> None:
 
 def _card(settings: dict[str, object], numbers: dict[str, float], minutes: float) -> str:
     rows = "\n".join(f"| {name} | {value} |" for name, value in numbers.items())
-    return (
-        "# The miniature's base encoder\n\nA small CLIP (77 tokens) trained from scratch on short captions of the miniature world "
-        f"by `python train/miniature.py`, in {minutes:.0f} minutes on two shared CPU cores, with {json.dumps(settings)}.\n\n"
-        f"Text-to-image recall@1 on 1,000 held-out pairs, captions cut at 77 tokens:\n\n| caption | % |\n| --- | --- |\n{rows}\n\n"
-        "MIT licence, like the code. It knows coloured shapes and nothing else.\n"
-    )
+    return f"""# The miniature's base encoder
+
+A small CLIP (77 tokens) trained from scratch on short captions of the miniature world by `python train/miniature.py`, in
+{minutes:.0f} minutes on two shared CPU cores, with {json.dumps(settings)}.
+
+Text-to-image recall@1 on 1,000 held-out pairs, captions cut at 77 tokens:
+
+| caption | % |
+| --- | --- |
+{rows}
+
+MIT licence, like the code. It knows coloured shapes and nothing else.
+"""
 
 
 if __name__ == "__main__":
