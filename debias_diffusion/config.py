@@ -133,7 +133,7 @@ _MINIATURE = TrainConfig(
     warmup_steps=30,
     epochs=1,
     max_steps=240,
-    workers=1,
+    workers=0,
 )
 
 PRESETS: dict[str, TrainConfig] = {

@@ -207,9 +207,8 @@ def _prompt_line(row: dict[str, Any], where: str) -> PromptLine:
     unknown = ", ".join(sorted(row.keys() - PromptLine.__dataclass_fields__.keys()))
     if unknown:
         raise ValueError(f"{where}: unknown {unknown}; fields: {', '.join(PromptLine.__dataclass_fields__)}")
-    line = PromptLine(**{"prompt": None, **row})
     for name, kind in (("prompt", str), ("prompt_2", str), ("negative", str), ("seed", int)):
-        value = getattr(line, name)
+        value = row.get(name)
         if type(value) is not kind and (value is not None or name == "prompt"):
             raise ValueError(f"{where}: {name} is {value!r}, expected {'text' if kind is str else 'a whole number'}")
-    return line
+    return PromptLine(**row)

@@ -140,7 +140,7 @@ class _Reader:
             self.close(STEP if self.open[-1][0] == "(" else 1 / STEP)
         weights, end = [], 0
         for factor, run in groupby(self.factors):
-            start, end = end, end + len(list(run))
+            start, end, factor = end, end + len(list(run)), round(factor, 6)  # (x) within [ ] is 1, not nearly so
             if abs(factor) > STRONGEST:
                 _refuse(self.text, self.origins[start][0], f"would weigh {factor:.3g}; weights lie in -10 to 10")
             if factor != 1:
