@@ -10,11 +10,12 @@ as the slot pads. Relative error is |slot - open_clip| / |open_clip| over all ro
 """
 
 import argparse
-import multiprocessing
 import resource
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 import torch
 from open_clip.model import _build_text_tower
@@ -57,8 +58,10 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for tower in arguments.towers:
         for length in arguments.lengths:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:  # a process of its own: its peak is the row's
-                row = pool.apply(measure, (tower, length, arguments.captions))
+            with ProcessPoolExecutor(
+                1, mp_context=get_context("spawn")
+            ) as pool:  # its own process: the peak is the row's
+                row = pool.submit(measure, tower, length, arguments.captions).result()
             seconds = f"{row.built:.1f} + {row.converted:.1f}"
             error = f"{row.penultimate:.1e} | {row.pooled:.1e}"
             print(

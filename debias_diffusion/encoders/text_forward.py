@@ -44,12 +44,13 @@ def encode_text(text: TextTransformer, input_ids: Tensor, num_prefix: Tensor | N
     # An embedding look-up, whose gradient is summed in a fixed order; indexing would sum it in any.
     x = text.token_embedding(layout.ids) + F.embedding(layout.positions, text.positional_embedding)  # (tokens, width)
     x = x.to(text.transformer.get_cast_dtype())
-    for block in text.transformer.resblocks:
+    *blocks, last = text.transformer.resblocks
+    for step, block in [*((_block, b) for b in blocks), (_last_block, last)]:
         if text.transformer.grad_checkpointing and torch.is_grad_enabled():
-            x = checkpoint(_block, block, x, layout, use_reentrant=False)
+            x = checkpoint(step, block, x, layout, use_reentrant=False)
         else:
-            x = _block(block, x, layout)
-    pooled = text.ln_final(x.index_select(0, layout.ends))  # (batch, width)
+            x = step(block, x, layout)
+    pooled = text.ln_final(x)  # (batch, width)
     if isinstance(text.text_projection, nn.Linear):
         return text.text_projection(pooled)
     return pooled if text.text_projection is None else pooled @ text.text_projection
@@ -73,6 +74,8 @@ class _Bucket:
     length: int
     prefix: int
     mask: Tensor | None  # (captions, 1, length, prefix + length) True where attention is allowed
+    from_end: Tensor  # (captions, 1, 1, prefix + length) the same for each caption's EOT alone
+    members: Tensor  # (captions,) which captions of the batch these are
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,10 @@ class _Layout:
     buckets: tuple[_Bucket, ...]
     pack: Tensor  # (padded tokens,) packed row of each bucket position; padding points at token 0
     unpack: Tensor  # (tokens - prefix,) bucket position of each own token
+
+    @property
+    def sizes(self) -> list[int]:
+        return [b.captions * b.length for b in self.buckets]
 
 
 def _layout(input_ids: Tensor, num_prefix: Tensor | None, device: torch.device) -> _Layout:
@@ -105,10 +112,15 @@ def _layout(input_ids: Tensor, num_prefix: Tensor | None, device: torch.device) 
         positions=torch.cat([torch.arange(prefix), own_positions]).to(device),
         ends=(first + lengths - 1).to(device),
         prefix=prefix,
-        buckets=tuple(b if b.mask is None else replace(b, mask=b.mask.to(device)) for b in buckets),
+        buckets=tuple(_on(b, device) for b in buckets),
         pack=pack.to(device),
         unpack=(base[owner] + inside).to(device),
     )
+
+
+def _on(bucket: _Bucket, device: torch.device) -> _Bucket:
+    mask = None if bucket.mask is None else bucket.mask.to(device)
+    return replace(bucket, mask=mask, from_end=bucket.from_end.to(device), members=bucket.members.to(device))
 
 
 def _bucketise(starts: Tensor, lengths: Tensor, first: Tensor) -> tuple[list[_Bucket], Tensor, Tensor]:
@@ -126,18 +138,19 @@ def _bucketise(starts: Tensor, lengths: Tensor, first: Tensor) -> tuple[list[_Bu
             valid = column < lengths[chunk, None]
             own = torch.where(valid, first[chunk, None] + column, 0)  # padding points at SOT: it is never read
             rows.append(torch.cat([own.new_zeros(len(chunk), bare), own], 1).flatten())
-            mask = None if bare else _prefix_mask(starts[chunk], prefix, valid)
-            buckets.append(_Bucket(len(chunk), length + bare, 0 if bare else prefix, mask))
+            shared = torch.ones(len(chunk), 1) > 0 if bare else torch.arange(prefix) < starts[chunk, None]
+            mask = None if bare else _prefix_mask(shared, valid)
+            from_end = torch.cat([shared, valid], 1)[:, None, None]
+            buckets.append(_Bucket(len(chunk), length + bare, 0 if bare else prefix, mask, from_end, chunk))
             base[chunk] = offset + bare + torch.arange(len(chunk)) * (length + bare)
             offset += len(chunk) * (length + bare)
     return buckets, torch.cat(rows), base
 
 
-def _prefix_mask(starts: Tensor, prefix: int, valid: Tensor) -> Tensor:
+def _prefix_mask(shared: Tensor, valid: Tensor) -> Tensor:
     length = valid.shape[1]
     own = torch.ones(length, length, dtype=torch.bool).tril() & valid[:, None, :]  # (captions, query, key)
-    shared = (torch.arange(prefix) < starts[:, None])[:, None, :].expand(-1, length, -1)
-    return torch.cat([shared, own], 2)[:, None]
+    return torch.cat([shared[:, None, :].expand(-1, length, -1), own], 2)[:, None]
 
 
 def _block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
@@ -145,27 +158,47 @@ def _block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
     return x + block.ls_2(block.mlp(block.ln_2(x)))
 
 
+def _last_block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
+    """What the last block gives at each EOT (batch, width): nothing reads its other rows, so they are not computed."""
+    attn, normed, ends = block.attn, block.ln_1(x), x.index_select(0, layout.ends)
+    width = attn.embed_dim
+    q = F.linear(normed.index_select(0, layout.ends), attn.in_proj_weight[:width], attn.in_proj_bias[:width])
+    kv = F.linear(normed, attn.in_proj_weight[width:], attn.in_proj_bias[width:])  # (tokens, 2 * width)
+    shared_k, shared_v = _split_heads(kv[None, : layout.prefix], 2, attn.num_heads)
+    found = []
+    for bucket, rows in zip(layout.buckets, kv.index_select(0, layout.pack).split(layout.sizes), strict=True):
+        k, v = _split_heads(rows.view(bucket.captions, bucket.length, -1), 2, attn.num_heads)
+        k, v = _with_prefix(shared_k, k, bucket), _with_prefix(shared_v, v, bucket)
+        (own_q,) = _split_heads(q.index_select(0, bucket.members)[:, None], 1, attn.num_heads)
+        found.append(F.scaled_dot_product_attention(own_q, k, v, attn_mask=bucket.from_end).flatten(1))
+    order = torch.cat([bucket.members for bucket in layout.buckets]).argsort()
+    x = ends + block.ls_1(attn.out_proj(torch.cat(found).index_select(0, order)))
+    return x + block.ls_2(block.mlp(block.ln_2(x)))
+
+
 def _attention(attn: nn.MultiheadAttention, x: Tensor, layout: _Layout) -> Tensor:
     qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)  # (tokens, 3 * width)
-    shared_q, shared_k, shared_v = _split_heads(qkv[None, : layout.prefix], attn.num_heads)
+    shared_q, shared_k, shared_v = _split_heads(qkv[None, : layout.prefix], 3, attn.num_heads)
     outputs = [
         F.scaled_dot_product_attention(shared_q, shared_k, shared_v, is_causal=True).transpose(1, 2).flatten(0, 1)
     ]
-    sizes = [b.captions * b.length for b in layout.buckets]
     own = []
-    for bucket, rows in zip(layout.buckets, qkv.index_select(0, layout.pack).split(sizes), strict=True):
-        q, k, v = _split_heads(rows.view(bucket.captions, bucket.length, -1), attn.num_heads)
-        if bucket.mask is not None:
-            expand = (bucket.captions, -1, -1, -1)
-            k = torch.cat([shared_k[:, :, : bucket.prefix].expand(expand), k], 2)
-            v = torch.cat([shared_v[:, :, : bucket.prefix].expand(expand), v], 2)
+    for bucket, rows in zip(layout.buckets, qkv.index_select(0, layout.pack).split(layout.sizes), strict=True):
+        q, k, v = _split_heads(rows.view(bucket.captions, bucket.length, -1), 3, attn.num_heads)
+        k, v = _with_prefix(shared_k, k, bucket), _with_prefix(shared_v, v, bucket)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=bucket.mask, is_causal=bucket.mask is None)
         own.append(out.transpose(1, 2).flatten(0, 1))  # (captions * length, head, dim)
     outputs.append(torch.cat(own).index_select(0, layout.unpack))
     return attn.out_proj(torch.cat(outputs).flatten(1))
 
 
-def _split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(batch, length, 3 * width) -> three times (batch, head, length, dim)."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return q, k, v
+def _with_prefix(shared: Tensor, own: Tensor, bucket: _Bucket) -> Tensor:
+    """(captions, head, prefix + length, dim): the shared keys or values, then each caption's own."""
+    if not bucket.prefix:
+        return own
+    return torch.cat([shared[:, :, : bucket.prefix].expand(bucket.captions, -1, -1, -1), own], 2)
+
+
+def _split_heads(packed: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """(batch, length, parts * width) -> `parts` times (batch, head, length, dim)."""
+    return packed.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
