@@ -7,10 +7,11 @@ to rounding, in features and gradients.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from open_clip.transformer import ResidualAttentionBlock, TextTransformer
+from open_clip.transformer import QuickGELU, ResidualAttentionBlock, TextTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -155,7 +156,7 @@ def _prefix_mask(shared: Tensor, valid: Tensor) -> Tensor:
 
 def _block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
     x = x + block.ls_1(_attention(block.attn, block.ln_1(x), layout))
-    return x + block.ls_2(block.mlp(block.ln_2(x)))
+    return x + block.ls_2(_mlp(block.mlp, block.ln_2(x)))
 
 
 def _last_block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
@@ -173,7 +174,17 @@ def _last_block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Te
         found.append(F.scaled_dot_product_attention(own_q, k, v, attn_mask=bucket.from_end).flatten(1))
     order = torch.cat([bucket.members for bucket in layout.buckets]).argsort()
     x = ends + block.ls_1(attn.out_proj(torch.cat(found).index_select(0, order)))
-    return x + block.ls_2(block.mlp(block.ln_2(x)))
+    return x + block.ls_2(_mlp(block.mlp, block.ln_2(x)))
+
+
+def _mlp(mlp: Any, x: Tensor) -> Tensor:
+    """The block's MLP; QuickGELU, x * sigmoid(1.702 x), in the fused form silu(1.702 x) / 1.702."""
+    if not isinstance(mlp.gelu, QuickGELU):
+        return mlp(x)
+    hidden = mlp.c_fc(x)
+    if torch.is_grad_enabled():
+        return mlp.c_proj(F.silu(hidden * 1.702) / 1.702)
+    return mlp.c_proj(F.silu(hidden.mul_(1.702), inplace=True).div_(1.702))
 
 
 def _attention(attn: nn.MultiheadAttention, x: Tensor, layout: _Layout) -> Tensor:
