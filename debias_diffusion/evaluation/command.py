@@ -24,7 +24,7 @@ from debias_diffusion.evaluation.results import (
     read_results,
 )
 from debias_diffusion.evaluation.runner import Result, check_perturbations, evaluate_encoder, readable_part
-from debias_diffusion.evaluation.sources import Loading, encoder_names, load_sets
+from debias_diffusion.evaluation.sources import Loading, encoder_names, load_sets, short_names
 
 _PERTURBATIONS = (
     *("none", "remove_first", "swap_1_4", "move_first_to_4", "shuffle", "first_only"),
@@ -56,6 +56,8 @@ def evaluate(
         loading: How encoders are read.
     """
     names = encoder_names(encoders)
+    if seed < 0:
+        raise ValueError(f"seed is {seed}, expected 0 or more")
     check_perturbations(perturbations, [], splitter)
     sets = load_sets(benchmarks, root)
     check_perturbations(perturbations, sets, splitter)
@@ -91,8 +93,8 @@ def compare_results(files: Positional[tuple[Path, ...]]) -> str:
     """
     if not files:
         raise ValueError("no results to compare: name results.json files, or the folders they lie in")
-    labels = encoder_names([str(path if path.is_dir() else path.parent) for path in files])
-    runs = {label: read_results(Path(folder)) for label, folder in labels.items()}
+    contents = {str(path.parent if path.name == "results.json" else path): read_results(path) for path in files}
+    runs = {label: contents[source] for label, source in short_names(list(contents)).items()}
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for label, content in runs.items():
         for name, benchmark in content["benchmarks"].items():

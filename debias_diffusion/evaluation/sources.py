@@ -49,18 +49,24 @@ class Loading:
 
 
 def encoder_names(sources: Sequence[str]) -> dict[str, str]:
-    """A short name for each source, in order: the last parts of its path that tell it from the others.
+    """The sources under short names (see `short_names`), after a look at whether there is something at each.
 
     Raises ValueError where there is no source, FileNotFoundError where there is nothing at one.
-
-    >>> encoder_names(["miniature:random", "miniature:random"])
-    {'miniature:random': 'miniature:random'}
     """
     if not sources:
         raise ValueError("no encoder was named: give a folder, a checkpoint file, or ROW:TAG such as ViT-L-14:openai")
     for source in sources:
         if split_source(source) is None and not Path(source).exists():
             load_encoder(source)  # says what may stand here, and reads nothing
+    return short_names(sources)
+
+
+def short_names(sources: Sequence[str]) -> dict[str, str]:
+    """{name: source} in order, a name being the last parts of the source's path that tell it from the others.
+
+    >>> short_names(["miniature:random", "miniature:random"])
+    {'miniature:random': 'miniature:random'}
+    """
     parts = {source: _parts(source) for source in sources}
     return {
         next(

@@ -46,6 +46,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; expected 1 or more")
+        if self.max_length != "auto" and (isinstance(self.max_length, str) or self.max_length < 3):
+            raise ValueError(f"max_length is {self.max_length!r}; expected 'auto' or 3 or more")
+        read_prompt("", self.syntax)
 
 
 def draw(pipe: DiffusionPipeline, line: PromptLine, seed: int, settings: Settings | None = None) -> Image.Image:

@@ -96,10 +96,10 @@ def generate(
 def _load(base: str, dtype: torch.dtype, variant: str | None, config: Path | None) -> Any:
     if base.endswith(".safetensors"):
         named = {} if config is None else {"config": str(config)}
-        return StableDiffusionXLPipeline.from_single_file(base, torch_dtype=dtype, **named)
+        return StableDiffusionXLPipeline.from_single_file(base, dtype=dtype, **named)
     if config is not None:
         raise ValueError("--config belongs to a one-file checkpoint; a folder has its own")
-    return StableDiffusionXLPipeline.from_pretrained(base, torch_dtype=dtype, variant=variant, use_safetensors=True)
+    return StableDiffusionXLPipeline.from_pretrained(base, dtype=dtype, variant=variant, use_safetensors=True)
 
 
 def _length(text: str) -> int | str:

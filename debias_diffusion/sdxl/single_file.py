@@ -79,9 +79,10 @@ def import_tower(path: str | Path, slot: str, source: Encoder) -> Encoder:
     if width != own:
         raise ValueError(f"{path} has a tower {width} wide, {source.name} one {own} wide; {_hint(width, slot)}")
     history = {"base": f"{slot} of {path.name}", "image_tower": source.name}
-    state = {k: v for k, v in source.model.state_dict().items() if not k.startswith("text.")}
+    # Copies: training the result must not move the source.
+    state = {k: v.clone() for k, v in source.model.state_dict().items() if not k.startswith("text.")}
     if "text_projection" not in text:
-        text["text_projection"] = text_tower(source).text_projection.detach()
+        text["text_projection"] = text_tower(source).text_projection.detach().clone()
         history["text_projection"] = source.name
     state |= {f"text.{key}": value for key, value in text.items()}
     config = json.loads(json.dumps(source.model_config))

@@ -121,6 +121,7 @@ def test_the_command_line_takes_the_same_words(folders, tmp_path, capsys):
         (["ENCODER", "--benchmarks", "miniature:5", "miniature:6"], "two benchmarks have the same name"),
         (["ENCODER", "--benchmarks", "miniature:0"], "asked for 0 pairs"),
         (["ENCODER", "--perturbations", "reverse"], "unknown perturbation 'reverse'; choose one of none"),
+        (["ENCODER", "--seed", "-1"], "seed is -1, expected 0 or more"),
         (["ENCODER", "--splitter", "spacy"], "unknown splitter 'spacy'"),
         (
             ["ENCODER", "--benchmarks", "urban1k=URBAN", "--perturbations", "short"],
@@ -199,6 +200,10 @@ def test_compare_results_puts_runs_side_by_side(run, folders, loading, tmp_path)
     content["benchmarks"]["miniature"]["counts"]["images"] = 11  # no longer the same set
     (other / "results.json").write_text(json.dumps(content))
     assert compare_results((output, other)).count("## miniature") == 2
+    (other / "results.json").rename(tmp_path / "kept.json")
+    assert "kept: long/encoder I2T" in compare_results((output, tmp_path / "kept.json"))
+    with pytest.raises(FileNotFoundError, match="no results at .*other"):
+        compare_results((output, other))
     with pytest.raises(ValueError, match="no results to compare"):
         compare_results(())
 

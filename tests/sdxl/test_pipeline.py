@@ -117,7 +117,7 @@ def test_at_a_fixed_length_embeddings_equal_the_stock_ones_bit_for_bit(length, c
     assert same([t for t in mine if t is not None], [t for t in theirs if t is not None])
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.text(st.characters(codec="utf-8", exclude_characters="\\()[]"), max_size=60),
     negative=st.none() | st.text("ab !,.é🐈", max_size=300),
@@ -738,10 +738,13 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_file_loads_by_path_from_an_empty_cache_and_only_with_consent(
     empty_cache, pipes, draw, tmp_path, long_prompt
 ):
-    StableDiffusionXLPipeline(**pipes[248, 248].components).save_pretrained(tmp_path / "stock")
+    StableDiffusionXLPipeline(**pipes[77, 77].components).save_pretrained(tmp_path / "stock")
+    own = {name: pipes[248, 248].components[name] for name in (*TOKENIZERS, *TOKENIZERS.values())}
     with pytest.raises(ValueError, match="trust_remote_code"):
-        DiffusionPipeline.from_pretrained(tmp_path / "stock", custom_pipeline=str(FILE))
-    pipe = DiffusionPipeline.from_pretrained(tmp_path / "stock", custom_pipeline=str(FILE), trust_remote_code=True)
+        DiffusionPipeline.from_pretrained(tmp_path / "stock", custom_pipeline=str(FILE), **own)
+    pipe = DiffusionPipeline.from_pretrained(
+        tmp_path / "stock", custom_pipeline=str(FILE), trust_remote_code=True, **own
+    )
     pipe.set_progress_bar_config(disable=True)
     assert type(pipe).__name__ == pipeline_class().__name__
     assert torch.equal(draw(pipe, negative_prompt="x"), draw(pipes[248, 248], negative_prompt="x"))

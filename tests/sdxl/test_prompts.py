@@ -1,5 +1,6 @@
 """What was cut, in the user's own words; cleaning; prompt files."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -257,8 +258,10 @@ def test_our_pipeline_made_of_a_stock_one_leaves_it_as_it_was(stock, draw):
     assert debias_pipeline(own) is own
 
 
-def test_offload_of_the_stock_pipeline_is_carried_over(make_pipe, slots_77, draw):
-    pipe = make_pipe(slots_77)
+def test_offload_of_the_stock_pipeline_is_carried_over(stock, draw):
+    parts = {n: copy.deepcopy(p) for n, p in stock[77].components.items() if isinstance(p, torch.nn.Module)}
+    pipe = copy.copy(stock[77])
+    pipe.register_modules(**parts)
     expected = draw(pipe, prompt="a cat")
     pipe.enable_model_cpu_offload(device="cpu")
     own = debias_pipeline(pipe)

@@ -104,6 +104,8 @@ def test_a_tower_comes_out_of_an_sdxl_checkpoint(
     assert back.history.get("text_projection") == (source.name if slot == "text_encoder" else None)
     assert torch.equal(back.model.visual.conv1.weight, source.model.visual.conv1.weight)
     assert torch.equal(back.model.logit_scale, source.model.logit_scale)
+    shared = {p.data_ptr() for p in back.model.parameters()} & {p.data_ptr() for p in source.model.parameters()}
+    assert not shared  # training the one does not move the other
     assert back.context_length == 77
     assert back.stretched(248).context_length == 248
 

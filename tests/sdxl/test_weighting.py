@@ -1,5 +1,6 @@
 """A1111 weights and breaks as data and in embeddings; compel beside them."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -200,8 +201,10 @@ def test_pieces_that_do_not_fit_a_fixed_length_are_reported(pipes):
     assert [[row.text[a:b] for a, b in row.cut] for row in rows] == [["a", "bird"]] * 2
 
 
-def test_all_vectors_of_an_inversion_are_weighted(make_pipe, slots_77):
-    pipe = debias_pipeline(make_pipe(slots_77))
+def test_all_vectors_of_an_inversion_are_weighted(pipes):
+    pipe = copy.copy(pipes[77, 77])
+    names = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    pipe.register_modules(**{name: copy.deepcopy(getattr(pipe, name)) for name in names})
     for slot, tokenizer in (("text_encoder", "tokenizer"), ("text_encoder_2", "tokenizer_2")):
         vectors = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
         parts = {"text_encoder": getattr(pipe, slot), "tokenizer": getattr(pipe, tokenizer)}
