@@ -48,10 +48,12 @@ def main(argv: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     import tyro
 
+    from debias_diffusion.config import RunStopped
+
     module, function = COMMANDS[name][0].split(":")
     try:
         result = tyro.cli(getattr(import_module(module), function), prog=f"debias-diffusion {name}", args=rest)
-    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ModuleNotFoundError, RunStopped) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,10 @@ from typing import Any, Literal
 from debias_diffusion.captions.augment import RECIPES
 from debias_diffusion.captions.sentences import SPLITTERS
 from debias_diffusion.encoders.specs import KEEP, SPECS, split_source
+
+
+class RunStopped(RuntimeError):
+    """A job ended before its time, in good order: its message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,10 @@ class TrainConfig:
         return [text for wrong, text in self._rules() if wrong]
 
     def _rules(self) -> list[tuple[bool, str]]:
-        local = self.pca_batch or self.batch_size
+        groups = max(1, round(self.batch_size / self.pca_batch)) if self.pca_batch > 0 else 1
+        local = self.batch_size // groups
+        numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
+        odd = [f"{k.replace('_', '-')} {v}" for k, v in numbers.items() if not math.isfinite(v)]
         row = split_source(self.encoder)
         return [
             (not self.output, "--output is missing: name the folder of the run"),
@@ -92,15 +100,19 @@ class TrainConfig:
             (self.batch_size < 2, f"batch-size is {self.batch_size}; a contrastive batch needs 2 pairs or more"),
             (self.pca_dim < 0 or self.pca_batch < 0, "pca-dim and pca-batch must not be negative"),
             (
-                0 < min(local, self.batch_size) <= self.pca_dim,
-                f"pca-dim is {self.pca_dim} but its batch holds {min(local, self.batch_size)} pictures; "
+                0 < local <= self.pca_dim + 1 and self.pca_dim > 0,
+                f"pca-dim is {self.pca_dim} but its batch holds {local} pictures; "
                 "raise --batch-size or --pca-batch above it, or lower --pca-dim",
             ),
             (
                 row is not None and self.context_length < SPECS[row[0]].context_length,
                 f"context-length {self.context_length} is shorter than the base's; it can only be stretched",
             ),
-            (self.keep_positions < 0, f"keep-positions is {self.keep_positions}; expected 0 or more"),
+            (bool(odd), f"not a finite number: {', '.join(odd)}"),
+            (not 0 <= self.keep_positions <= 60, f"keep-positions is {self.keep_positions}; expected 0 to 60"),
+            (not 0 <= self.seed < 2**40, f"seed is {self.seed}; expected 0 to below 2^40"),
+            (self.learning_rate > 1, f"learning-rate is {self.learning_rate}; expected 1 or less"),
+            (self.max_logit_scale < 1, f"max-logit-scale is {self.max_logit_scale}; expected 1 or more"),
             (self.epochs < 1 and self.max_steps < 1, "nothing to do: epochs and max-steps are both below 1"),
             (min(self.learning_rate, self.weight_decay, self.warmup_steps, self.max_steps, self.workers) < 0,
              "learning-rate, weight-decay, warmup-steps, max-steps and workers must not be negative"),
@@ -117,9 +129,13 @@ class TrainConfig:
     @staticmethod
     def from_json(text: str) -> "TrainConfig":
         """The config a run was started with; an unknown field is an error."""
-        values: dict[str, Any] = json.loads(text)
-        values["betas"] = tuple(values["betas"])
-        return TrainConfig(**values)
+        try:
+            values: dict[str, Any] = json.loads(text)
+            return TrainConfig(**{**values, "betas": tuple(values["betas"])})
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"the run's config.json cannot be read ({error}); start the run anew in another folder"
+            ) from error
 
 
 LONG_CLIP = {"recipe": "long-clip", "short_weight": 0.5, "label_smoothing": 0.1}

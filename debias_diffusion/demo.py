@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from debias_diffusion.config import PRESETS, TrainConfig
-from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
+from debias_diffusion.encoders.checkpoint import load_encoder, refuse_foreign_folder, save_encoder
 from debias_diffusion.evaluation.runner import evaluate_encoder
 
 PERTURBATIONS = (
@@ -65,6 +65,12 @@ def demo(
     started = time.perf_counter()
     if pairs < 2:
         raise ValueError(f"pairs is {pairs}; ranking needs 2 or more")
+    if steps < 0:
+        raise ValueError(f"steps is {steps}; expected 1 or more, or 0 for the preset's")
+    for name in ("base", "stretched", *TRAINED):
+        refuse_foreign_folder(output / name)
+        if Path(base).resolve() == (output / name).resolve():
+            raise ValueError(f"the base {base} lies where this run writes its own encoders; name another --output")
     folders = {"base": base, "stretched": str(output / "stretched")}
     encoder = load_encoder(base)
     save_encoder(encoder, output / "base")
@@ -93,10 +99,21 @@ def _train(config: TrainConfig, folder: Path, fresh: bool) -> Path:
         if dataclasses.replace(before, resume=False) == config:
             logging.getLogger(__name__).warning("%s is already trained; --fresh trains it again", folder)
             return folder
-    shutil.rmtree(run, ignore_errors=True)
+    if fresh or not _can_go_on(config):
+        shutil.rmtree(run, ignore_errors=True)
+    trained = train(dataclasses.replace(config, resume=run.is_dir()))
     shutil.rmtree(folder, ignore_errors=True)
-    train(config).rename(folder)
+    trained.rename(folder)
     return folder
+
+
+def _can_go_on(config: TrainConfig) -> bool:
+    """Whether an interrupted run of the same settings left a checkpoint."""
+    run = Path(config.output)
+    if not (run / "config.json").is_file() or not any((run / "checkpoints").glob("step-*")):
+        return False
+    before = TrainConfig.from_json((run / "config.json").read_text())
+    return dataclasses.replace(before, resume=False) == config
 
 
 def measure(sources: dict[str, str], pairs: int, perturbations: Sequence[str] = PERTURBATIONS) -> Table:

@@ -36,7 +36,6 @@ def main(argv: list[str]) -> int:
 
 
 def _run(config: TrainConfig) -> int:
-    from debias_diffusion.data.pictures import BadPicture
     from debias_diffusion.training.loop import Interrupted, NonFiniteLoss, train
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
@@ -44,7 +43,7 @@ def _run(config: TrainConfig) -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         folder = train(config)
-    except (ValueError, FileNotFoundError, BadPicture) as error:
+    except (ValueError, OSError) as error:
         return _fail(str(error))
     except NonFiniteLoss as error:
         return _fail(str(error), 3)

@@ -14,6 +14,7 @@ from debias_diffusion.encoders.specs import RANDOM, SPECS, EncoderSpec, find_spe
 CONFIG_FILE = "open_clip_config.json"
 WEIGHTS_FILE = "open_clip_model.safetensors"
 BPE_FILE = "bpe.txt.gz"
+_OWN_FILES = {CONFIG_FILE, WEIGHTS_FILE, BPE_FILE, "README.md"}
 
 
 def load_encoder(
@@ -31,13 +32,20 @@ def load_encoder(
     refused without it. `tables` says how two position tables become one (see `foreign.Tables`).
     """
     encoder = _open(str(source), quick_gelu, tables)
-    encoder.model.to(device)
+    try:
+        encoder.model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"no device {device!r} here: {str(error).splitlines()[0]}") from error
     return encoder
 
 
 def save_encoder(encoder: Encoder, folder: str | Path) -> Path:
-    """Writes `encoder` as an open_clip folder; an interrupted write leaves nothing under `folder`."""
-    folder = Path(folder)
+    """Writes `encoder` as an open_clip folder; an interrupted write leaves what was there before.
+
+    Replaces an encoder folder, and nothing else (see `refuse_foreign_folder`).
+    """
+    folder = Path(folder).resolve()
+    refuse_foreign_folder(folder)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -54,10 +62,25 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> Path:
         "debias_diffusion": {"name": encoder.name, "history": encoder.history},
     }
     (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
-        shutil.rmtree(folder)
+        folder.rename(old)
     partial.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def refuse_foreign_folder(folder: str | Path) -> None:
+    """Raises ValueError where `folder` is not free for an encoder: a file, or a folder with anything but an encoder in it."""
+    folder = Path(folder).resolve()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; an encoder is a folder: name another")
+    foreign = sorted(p.name for p in folder.iterdir() if p.name not in _OWN_FILES) if folder.is_dir() else []
+    if foreign:
+        raise ValueError(
+            f"{folder} holds more than an encoder ({', '.join(foreign[:4])}) and would be replaced; name another"
+        )
 
 
 def source_context_length(source: str | Path) -> int | None:
@@ -68,7 +91,21 @@ def source_context_length(source: str | Path) -> int | None:
     config_file = Path(source) / CONFIG_FILE
     if not config_file.is_file():
         return None
-    return json.loads(config_file.read_text())["model_cfg"]["text_cfg"].get("context_length", 77)
+    return _read_config(config_file, "model_cfg")["model_cfg"]["text_cfg"].get("context_length", 77)
+
+
+def _read_config(file: Path, *needed: str) -> dict[str, Any]:
+    """The JSON object in `file`, with the fields that an encoder cannot be built without."""
+    try:
+        content = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not whole JSON ({error}); the folder is damaged") from error
+    missing = [k for k in needed if not isinstance(content, dict) or not isinstance(content.get(k), dict)]
+    if not missing and "model_cfg" in needed:
+        missing = [k for k in ("text_cfg", "vision_cfg") if not isinstance(content["model_cfg"].get(k), dict)]
+    if missing or not isinstance(content, dict):
+        raise ValueError(f"{file} has no {' or '.join(missing) or 'object'} in it; is this an encoder folder?")
+    return content
 
 
 def _open(source: str, quick_gelu: bool | None, tables: Tables) -> Encoder:
@@ -125,9 +162,9 @@ def _open_tag(spec: EncoderSpec, config: dict[str, Any], tag: str) -> Encoder:
 def _open_folder(folder: Path, tables: Tables) -> Encoder:
     config_file = folder / CONFIG_FILE
     if config_file.is_file():
-        return _open_saved(folder, json.loads(config_file.read_text()), tables)
+        return _open_saved(folder, _read_config(config_file, "model_cfg"), tables)
     if (folder / "config.json").is_file():
-        return _open_transformers(folder, json.loads((folder / "config.json").read_text()))
+        return _open_transformers(folder, _read_config(folder / "config.json"))
     raise FileNotFoundError(
         f"{folder} is no encoder folder: it holds neither {CONFIG_FILE} nor a transformers config.json"
     )
@@ -137,15 +174,18 @@ def _open_saved(folder: Path, content: dict[str, Any], tables: Tables) -> Encode
     weights = read_weights(folder / WEIGHTS_FILE, tables)
     model_config = content["model_cfg"]
     bpe_name = (model_config["text_cfg"].pop("tokenizer_kwargs", None) or {}).get("bpe_path")
-    ours = content.get("debias_diffusion", {})
-    return build(
-        ours.get("name", folder.name),
-        model_config,
-        content.get("preprocess_cfg"),
-        bpe_file=folder / Path(bpe_name).name if bpe_name else None,
-        state=weights.state,
-        history=ours.get("history", {"base": str(folder)}),
-    )
+    ours = content.get("debias_diffusion") or {}
+    try:
+        return build(
+            ours.get("name", folder.name),
+            model_config,
+            content.get("preprocess_cfg"),
+            bpe_file=folder / Path(bpe_name).name if bpe_name else None,
+            state=weights.state,
+            history=ours.get("history", {"base": str(folder)}),
+        )
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE} describes no model this open_clip builds: {error}") from error
 
 
 def _open_transformers(folder: Path, content: dict[str, Any]) -> Encoder:

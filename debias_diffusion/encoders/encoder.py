@@ -96,10 +96,12 @@ def build(
     open_clip.model.set_model_preprocess_cfg(model, vars(preprocess))
     context_length = text_config.get("context_length", 77)
     tokenizer = Tokenizer(context_length, bpe_file)
-    if tokenizer.vocab_size > text_config.get("vocab_size", 49408):
+    # A vocabulary of the folder's own must be the very one; open_clip's may serve a tower with rows to spare.
+    spare = text_config.get("vocab_size", 49408) - tokenizer.vocab_size
+    if spare < 0 or (bpe_file and spare):
         raise ValueError(
             f"{name}: the tokenizer has {tokenizer.vocab_size} ids, the text tower {text_config.get('vocab_size', 49408)}; "
-            "the encoder's own vocabulary file is missing"
+            "the encoder's own vocabulary file is missing or damaged"
         )
     return Encoder(name, model, tokenizer, {**config, "custom_text": True}, vars(preprocess), history or {})
 
@@ -112,11 +114,14 @@ def _load(model: CustomTextCLIP, state: dict[str, Tensor], name: str) -> None:
             f"{name}: weights missing {missing[:5]}, unknown {unknown[:5]}; is this the right architecture?"
         )
     for key, tensor in wanted.items():
-        if tensor.shape != state[key].shape and state[key].numel() != tensor.numel():
+        one = tensor.numel() == state[key].numel() == 1  # logit scales are () or (1,)
+        if tensor.shape != state[key].shape and not one:
             raise ValueError(
                 f"{name}: {key} has shape {tuple(state[key].shape)} in the file, {tuple(tensor.shape)} in the model; "
                 "is this the right architecture and context length?"
             )
+        if not state[key].is_floating_point() or not bool(torch.isfinite(state[key]).all()):
+            raise ValueError(f"{name}: {key} holds numbers that are not finite floats; the file is damaged")
     float_state = {k: v.float().reshape(wanted[k].shape) for k, v in state.items()}
     model.load_state_dict(float_state, assign=True)
     for parameter in model.parameters():

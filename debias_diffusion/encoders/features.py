@@ -23,6 +23,8 @@ def text_features(encoder: Encoder, captions: Sequence[str], *, progress: bool =
     Captions are cut at the encoder's context length, EOT kept. They are encoded in order of length, a fixed budget of
     tokens at a time, so time and memory follow the number of words.
     """
+    if isinstance(captions, str):
+        raise ValueError("text_features takes a list of captions; for one caption give [caption]")
     rows = [encoder.tokenizer.encode(c) for c in captions]
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     features = torch.empty(len(rows), encoder.model.text.output_dim)
@@ -41,6 +43,8 @@ def image_features(
     encoder: Encoder, images: Iterable[Image.Image], *, batch_size: int = 32, progress: bool = False
 ) -> Tensor:
     """Unit-norm image features (images, dim), float32 on the CPU; pictures are converted to RGB and preprocessed."""
+    if isinstance(images, Image.Image):
+        raise ValueError("image_features takes a list of pictures; for one picture give [picture]")
     preprocess = encoder.preprocess
     parts = []
     bar = tqdm(desc="pictures", unit="picture", disable=not progress, leave=False)

@@ -38,7 +38,10 @@ class Tokenizer:
     def __init__(self, context_length: int, bpe_file: Path | None = None) -> None:
         self.context_length = context_length
         self.bpe_file = bpe_file
-        self._bpe = SimpleTokenizer(str(bpe_file)) if bpe_file else SimpleTokenizer()
+        try:
+            self._bpe = SimpleTokenizer(str(bpe_file)) if bpe_file else SimpleTokenizer()
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise ValueError(f"the vocabulary file {bpe_file} cannot be read: {error}") from error
         self.sot_id: int = self._bpe.sot_token_id
         self.eot_id: int = self._bpe.eot_token_id
         self.vocab_size: int = self._bpe.vocab_size

@@ -1,12 +1,14 @@
 """Checkpoints of a run: written under another name and renamed when whole, the newest kept, the newest found."""
 
 import json
+import pickle
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from safetensors import SafetensorError
 
 _NAME = re.compile(r"step-(\d{8})")
 _STATE_FILE = "run.json"
@@ -40,6 +42,26 @@ def find_checkpoints(folder: Path) -> list[Path]:
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> dict[str, Any]:
     """Restores what `save_checkpoint` wrote into the prepared objects; returns its `run` with "step"."""
-    accelerator.load_state(str(checkpoint))
-    run: dict[str, Any] = json.loads((checkpoint / _STATE_FILE).read_text())
-    return run
+    try:
+        run: dict[str, Any] = json.loads((checkpoint / _STATE_FILE).read_text())
+        accelerator.load_state(str(checkpoint))
+        return {
+            "step": run["step"],
+            "faults": list(run["faults"]),
+            "pairs": run["pairs"],
+            "total_steps": run["total_steps"],
+        }
+    except (
+        SafetensorError,
+        RuntimeError,
+        pickle.UnpicklingError,
+        KeyError,
+        TypeError,
+        EOFError,
+        OSError,
+        ValueError,
+    ) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"the checkpoint {checkpoint} cannot be read ({reason}); remove that folder to go on from the one before"
+        ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from debias_diffusion.config import TrainConfig
-from debias_diffusion.encoders.checkpoint import source_context_length
+from debias_diffusion.encoders.checkpoint import refuse_foreign_folder, source_context_length
 from debias_diffusion.training.checkpoints import find_checkpoints
 from debias_diffusion.training.launch import asked_processes
 
@@ -33,6 +33,9 @@ def check_config(config: TrainConfig) -> None:
     if problems:
         raise ValueError("; ".join(problems))
     folder = Path(config.output)
+    refuse_foreign_folder(folder / "encoder")
+    if (folder / "encoder").exists() and not config.resume:
+        raise ValueError(f"{folder} already holds a trained encoder; name another --output")
     found = find_checkpoints(folder / "checkpoints")
     if found and not config.resume:
         raise ValueError(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from debias_diffusion.captions.augment import RECIPES
-from debias_diffusion.config import TrainConfig
+from debias_diffusion.config import RunStopped, TrainConfig
 from debias_diffusion.data.collate import Batch, PairSource, StepOrder, TextBranches, TrainingRows, collate_rows
 from debias_diffusion.data.pairs import open_pairs
 from debias_diffusion.data.scene_sets import ScenePairs
@@ -34,11 +34,11 @@ from debias_diffusion.training.step import LossRule, StepLoss, TwoBranchModel, t
 logger = logging.getLogger(__name__)
 
 
-class Interrupted(RuntimeError):
+class Interrupted(RunStopped):
     """The run was asked to stop; it has saved a checkpoint."""
 
 
-class NonFiniteLoss(RuntimeError):
+class NonFiniteLoss(RunStopped):
     """The loss became NaN or infinite; the last good checkpoint is untouched."""
 
 
@@ -56,7 +56,9 @@ def train(config: TrainConfig) -> Path:
     checkpoints = find_checkpoints(folder / "checkpoints")
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(config.to_json())
+        partial_config = folder / ".config.json.partial"
+        partial_config.write_text(config.to_json())
+        partial_config.replace(folder / "config.json")
     run = _Run(config, accelerator)
     if config.resume and checkpoints:
         run.restore(checkpoints[-1])
@@ -69,7 +71,10 @@ def open_source(config: TrainConfig) -> PairSource:
     """The training pairs that `config.data` names."""
     if config.data == "scenes":
         return ScenePairs(size=config.batch_size * max(config.max_steps, 1000), seed=config.seed)
-    return open_pairs(config.data, config.image_root or None, held_out=config.held_out)
+    pairs = open_pairs(config.data, config.image_root or None, held_out=config.held_out)
+    for reason, count in pairs.left_out.items():
+        logger.warning("%s: %d left out: %s", config.data, count, reason.replace("_", " "))
+    return pairs
 
 
 class _Run:
@@ -99,6 +104,9 @@ class _Run:
     def restore(self, checkpoint: Path) -> None:
         """Goes back to a checkpoint."""
         run = load_checkpoint(self.accelerator, checkpoint)
+        now, then = (len(self.pairs), self.total_steps), (run["pairs"], run["total_steps"])
+        if now != then:
+            raise ValueError(f"a resumed run keeps its data: pairs and steps were {then}, now they are {now}")
         self.step = run["step"]
         self.faults = FaultLog(run["faults"])
         logger.info("resumed at step %d from %s", self.step, checkpoint)
@@ -173,6 +181,9 @@ class _Run:
                 batch.pixel_values.to(device, non_blocking=True), input_ids, num_prefix
             )
         loss = two_branch_loss(image, text, logit_scale, self.rule)
+        if not loss.num_pairs:
+            logger.warning("no picture of step %d could be read; the step changes nothing", self.step)
+            return loss
         if self._any(not bool(torch.isfinite(loss.total))):
             raise NonFiniteLoss(
                 f"the loss is {float(loss.total)} at step {self.step}; samples here: {', '.join(batch.keys)}; "
@@ -201,8 +212,17 @@ class _Run:
         }
 
     def _save(self, folder: Path) -> None:
-        run = {"faults": self.faults.named}
+        self._check_weights()
+        run = {"faults": self.faults.named, "pairs": len(self.pairs), "total_steps": self.total_steps}
         save_checkpoint(self.accelerator, folder / "checkpoints", self.step, run, self.config.keep_checkpoints)
+
+    def _check_weights(self) -> None:
+        bad = [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
+        if self._any(bool(bad)):
+            raise NonFiniteLoss(
+                f"after step {self.step} weights are not finite ({', '.join(bad[:3])}); nothing was saved of them and the "
+                "last checkpoint is untouched; try a lower --learning-rate"
+            )
 
     def _any(self, flag: bool) -> bool:
         if self.accelerator.num_processes == 1:
@@ -234,7 +254,8 @@ class _StopSignals:
 
 def _prepare_worker(_: int) -> None:
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training process decides; a worker must not die first
+    for number in (signal.SIGINT, signal.SIGTERM):  # the training process decides; a worker must not die first
+        signal.signal(number, signal.SIG_IGN)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -81,5 +81,5 @@ def _step_of(line: str) -> float:
     try:
         record: dict[str, Any] = json.loads(line)
         return float(record["step"])
-    except (json.JSONDecodeError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return float("inf")  # a line cut off by a kill

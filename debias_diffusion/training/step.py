@@ -68,10 +68,6 @@ def two_branch_loss(image: Tensor, text: Tensor, logit_scale: Tensor, rule: Loss
     shares = exchange_counts(len(image), image.device)
     full, augmented = text.chunk(2)
     all_image, all_full, all_augmented = (gather_features(t, shares) for t in (image, full, augmented))
-    if not sum(shares.counts):
-        raise ValueError("no picture of this batch could be read")
-    all_coarse = grouped_principal_part(all_image, rule.pca_dim, rule.pca_batch, renormalise=rule.pca_renormalise)
-    mine = slice(shares.first, shares.first + len(image))
     if not len(image):  # nothing to compare here, but the other processes wait for this one's backward pass
         nothing = (
             (image.sum() + text.sum()) * 0
@@ -79,6 +75,8 @@ def two_branch_loss(image: Tensor, text: Tensor, logit_scale: Tensor, rule: Loss
             + (all_image.sum() + all_full.sum() + all_augmented.sum()) * 0
         )
         return StepLoss(nothing, nothing.detach(), nothing.detach(), nothing.detach(), sum(shares.counts))
+    all_coarse = grouped_principal_part(all_image, rule.pca_dim, rule.pca_batch, renormalise=rule.pca_renormalise)
+    mine = slice(shares.first, shares.first + len(image))
     smoothing = rule.label_smoothing
     loss_full = contrastive_loss(
         image, full, all_image, all_full, logit_scale, first=shares.first, label_smoothing=smoothing
