@@ -15,7 +15,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from debias_diffusion.sdxl.prompts import PromptLine, TokenReport, debias_pipeline, prompt_report, read_prompt
-from debias_diffusion.sdxl.record import pipeline_record, read_record, write_contact_sheets, write_png
+from debias_diffusion.sdxl.record import SHEET, pipeline_record, read_record, write_contact_sheets, write_png
 from debias_diffusion.sdxl.slot_folder import slot_root
 from debias_diffusion.sdxl.slots import SLOTS
 from debias_diffusion.sdxl.swap import Source, swap_text_encoders
@@ -94,7 +94,7 @@ def generate(
     record is an error. `resume=False` draws all of them.
     """
     options = settings or Settings()
-    lines = [_as_line(prompt, negative) for prompt in prompts]
+    lines = _as_lines(prompts, negative)
     if not lines or not seeds:
         raise ValueError(f"nothing to draw: {len(lines)} prompts, {len(seeds)} seeds")
     own, folder = debias_pipeline(pipe), Path(output)
@@ -102,6 +102,7 @@ def generate(
     jobs = [(i, line, seed) for i, line in enumerate(lines) for seed in _seeds(line, seeds)]
     reports = [token_report(own, line, options) for line in lines]  # a bad prompt shows before the first picture
     folder.mkdir(parents=True, exist_ok=True)
+    read_record(folder / SHEET)  # refuses somebody's own picture before any work is done
     paths = []
     for i, line, seed in tqdm(jobs, desc=folder.name, unit="picture", disable=None if progress else True):
         path = folder / f"{i:04}-{_slug(line.prompt)}-seed{seed}.png"
@@ -146,13 +147,14 @@ def compare(
         if not re.fullmatch(r"\w[\w.+-]*", name):
             raise ValueError(f"a set is called {name!r}; names become folders: letters, digits and . + - _ only")
     pipes = {name: as_pipeline(source, base) for name, source in sets.items()}
-    _refuse_differences(pipes)
+    _refuse_differences(pipes, options)
+    read_record(Path(output) / SHEET)
     paths = {}
     for name, pipe in pipes.items():
         own = dataclasses.replace(options, max_length=(max_lengths or {}).get(name, options.max_length))
         more: dict[str, Any] = {"settings": own, "negative": negative, "resume": resume, "progress": progress}
         paths[name] = generate(pipe, prompts, seeds, Path(output) / name, **more)
-    lines = [_as_line(prompt, negative) for prompt in prompts]
+    lines = _as_lines(prompts, negative)
     labels = [f"seed {seed}: {line.prompt}" for line in lines for seed in _seeds(line, seeds)]
     write_contact_sheets(Path(output), list(paths), list(zip(labels, zip(*paths.values(), strict=True), strict=True)))
     return paths
@@ -187,9 +189,10 @@ def token_report(pipe: DiffusionPipeline, line: PromptLine, settings: Settings |
     return prompt_report(debias_pipeline(pipe), line.prompt, line.prompt_2, negative, **more)
 
 
-def _as_line(prompt: str | PromptLine, negative: str | None) -> PromptLine:
-    line = PromptLine(prompt) if isinstance(prompt, str) else prompt
-    return line if line.negative is not None else dataclasses.replace(line, negative=negative)
+def _as_lines(prompts: Sequence[str | PromptLine], negative: str | None) -> list[PromptLine]:
+    each = [prompts] if isinstance(prompts, str) else prompts
+    lines = [PromptLine(prompt) if isinstance(prompt, str) else prompt for prompt in each]
+    return [line if line.negative is not None else dataclasses.replace(line, negative=negative) for line in lines]
 
 
 def _seeds(line: PromptLine, seeds: Sequence[int]) -> Sequence[int]:
@@ -208,12 +211,13 @@ def _report_record(row: TokenReport) -> dict[str, Any]:
     return fields | {"words_cut": len(row.cut)}
 
 
-def _refuse_differences(pipes: Mapping[str, Any]) -> None:
+def _refuse_differences(pipes: Mapping[str, Any], settings: Settings) -> None:
     seen: dict[str, dict[str, str]] = {"scheduler": {}, "picture size": {}, "force_zeros_for_empty_prompt": {}}
     for name, pipe in pipes.items():
         config = sorted((k, v) for k, v in pipe.scheduler.config.items() if not k.startswith("_"))
         seen["scheduler"][name] = f"{type(pipe.scheduler).__name__} {config}"
-        seen["picture size"][name] = str(pipe.default_sample_size * pipe.vae_scale_factor)
+        own_size = pipe.default_sample_size * pipe.vae_scale_factor
+        seen["picture size"][name] = f"{settings.width or own_size} x {settings.height or own_size}"
         seen["force_zeros_for_empty_prompt"][name] = str(pipe.config.force_zeros_for_empty_prompt)
     for what, values in seen.items():
         if len(set(values.values())) > 1:

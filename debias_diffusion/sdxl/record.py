@@ -19,6 +19,8 @@ from debias_diffusion.sdxl.slots import SLOTS
 KEY = "debias-diffusion"
 """The PNG text chunk that holds a picture's record as JSON."""
 
+SHEET = "contact-sheet.png"
+
 _SAMPLES = 4096
 _LABEL_HEIGHT = 36
 _UNREAD = "offloaded layer by layer, not read"
@@ -107,7 +109,7 @@ def write_contact_sheets(
     """The pictures side by side, one row a (label, pictures), as contact-sheet.png and, beyond `most` rows, -2, -3 ..."""
     paths = []
     for number, start in enumerate(range(0, len(rows), most), 1):
-        path = folder / f"contact-sheet{f'-{number}' * (number > 1)}.png"
+        path = folder / (SHEET if number == 1 else SHEET.replace(".", f"-{number}."))
         shown = rows[start : start + most]
         read_record(path)  # refuses to overwrite somebody's own picture
         write_png(_sheet(columns, shown, cell), path, {"contact_sheet": [[p.name for p in row] for _, row in shown]})

@@ -234,6 +234,10 @@ def test_a_bad_prompt_shows_before_the_first_picture(stock, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_one_prompt_need_not_be_a_list(stock, tmp_path):
+    assert [path.name for path in generate(stock, "a cat", [0], tmp_path, **QUIET)] == ["0000-a-cat-seed0.png"]
+
+
 @pytest.mark.parametrize(("prompts", "seeds"), [([], [0]), (["a"], [])])
 def test_nothing_to_draw_is_an_error(prompts, seeds, stock, tmp_path):
     with pytest.raises(ValueError, match="nothing to draw"):
