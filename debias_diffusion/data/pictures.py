@@ -44,6 +44,10 @@ class BadPicture(ValueError):
         return f"{self.path}: {self.reason}"
 
 
+_MAX_ASPECT = 100
+"""Longest side over shortest: a strip of 1 x 100,000 pixels is a tiny file, but 15 GB once its short side is 224."""
+
+
 def open_picture(path: Path) -> Image.Image:
     """Returns the picture, fully decoded, as RGB.
 
@@ -56,6 +60,10 @@ def open_picture(path: Path) -> Image.Image:
     """
     try:
         with Image.open(path) as image:
+            if max(image.size) > _MAX_ASPECT * min(image.size):
+                raise ValueError(
+                    f"it is {image.width} x {image.height}: resized to a square's height it would fill the memory"
+                )
             image.load()
             return _to_rgb(image)
     except _PILLOW_ERRORS as error:
@@ -112,6 +120,8 @@ def _reason(path: Path, error: BaseException) -> str:
         return "there is no such file"
     if isinstance(error, IsADirectoryError):
         return "this is a folder, not a picture"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return "its name is too long for the file system"
     if path.exists() and path.stat().st_size == 0:
         return "the file is empty (0 bytes)"
     if isinstance(error, Image.UnidentifiedImageError):

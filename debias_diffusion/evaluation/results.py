@@ -100,9 +100,14 @@ def read_results(path: Path) -> Content:
         raise FileNotFoundError(f"no results at {path}; expected a results.json that `evaluate` wrote")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); expected a results.json that `evaluate` wrote") from error
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"{path} has schema {schema!r}, expected {SCHEMA}; evaluate again with this version")
+    benchmarks = content.get("benchmarks")
+    if not isinstance(benchmarks, dict) or not all(
+        isinstance(b, dict) and {"counts", "protocol", "results"} <= b.keys() for b in benchmarks.values()
+    ):
+        raise ValueError(f"{path} holds no whole benchmarks; evaluate again")
     return content

@@ -83,7 +83,9 @@ def folder_classes(root: Path) -> dict[str, str]:
     open_clip's ImageNet names; fewer of them tell nothing without the file. Raises FileNotFoundError where there is no
     folder, ValueError where names are missing.
     """
-    folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+    folders = []
+    if root.is_dir():
+        folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
         raise FileNotFoundError(f"{root} holds no class folders; expected one folder of pictures for each class")
     names_file = root / CLASS_NAMES_FILE

@@ -31,7 +31,12 @@ def test_saving_replaces_an_encoder_and_nothing_else(tiny, copy, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{}", "has no model_cfg"), ("null", "has no model_cfg"), ('{"model_cfg": {}}', "has no text_cfg"), ("{", "not whole JSON")],
+    [
+        ("{}", "has no model_cfg"),
+        ("null", "has no model_cfg"),
+        ('{"model_cfg": {}}', "has no text_cfg"),
+        ("{", "not whole JSON"),
+    ],
 )
 def test_a_damaged_config_is_one_clear_line(copy, content, message):
     (copy / CONFIG_FILE).write_text(content)
