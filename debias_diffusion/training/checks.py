@@ -34,13 +34,13 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError("; ".join(problems))
     folder = Path(config.output)
     refuse_foreign_folder(folder / "encoder")
-    if (folder / "encoder").exists() and not config.resume:
-        raise ValueError(f"{folder} already holds a trained encoder; name another --output")
     found = find_checkpoints(folder / "checkpoints")
     if found and not config.resume:
         raise ValueError(
             f"{folder} already holds a run ({found[-1].name}); add --resume to go on, or name another --output"
         )
+    if (folder / "encoder").exists() and not config.resume:
+        raise ValueError(f"{folder} already holds a trained encoder; name another --output")
     if found:
         _check_same_run(config, TrainConfig.from_json((folder / "config.json").read_text()))
     elif config.resume:

@@ -4,10 +4,8 @@ import dataclasses
 import json
 import logging
 import math
-import signal
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -29,6 +27,7 @@ from debias_diffusion.training.checks import check_config, check_processes
 from debias_diffusion.training.memory import release_freed_memory
 from debias_diffusion.training.optim import choose_towers, learning_rate_at, make_optimizer
 from debias_diffusion.training.progress import FaultLog, Progress
+from debias_diffusion.training.signals import StopSignals, prepare_worker
 from debias_diffusion.training.step import LossRule, StepLoss, TwoBranchModel, two_branch_loss
 
 logger = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ def train(config: TrainConfig) -> Path:
     run = _Run(config, accelerator)
     if config.resume and checkpoints:
         run.restore(checkpoints[-1])
-    with _StopSignals() as stop:
+    with StopSignals() as stop:
         run.go(stop)
     return run.export(folder / "encoder")
 
@@ -111,7 +110,7 @@ class _Run:
         self.faults = FaultLog(run["faults"])
         logger.info("resumed at step %d from %s", self.step, checkpoint)
 
-    def go(self, stop: "_StopSignals") -> None:
+    def go(self, stop: "StopSignals") -> None:
         """Trains to the last step, or until `stop` asks for an end."""
         config, folder = self.config, Path(self.config.output)
         title = f"{config.recipe} from {self.encoder.name}"
@@ -166,7 +165,7 @@ class _Run:
             batch_sampler=order,
             collate_fn=partial(collate_rows, context_length=config.context_length),
             num_workers=config.workers,
-            worker_init_fn=_prepare_worker,
+            worker_init_fn=prepare_worker,
             pin_memory=accelerator.device.type == "cuda",
         )
 
@@ -229,33 +228,6 @@ class _Run:
             return flag
         votes = torch.tensor(float(flag), device=self.accelerator.device)
         return float(self.accelerator.reduce(votes, reduction="sum")) > 0
-
-
-class _StopSignals:
-    """Turns SIGTERM and Ctrl-C into a request to stop after the step; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __enter__(self) -> "_StopSignals":
-        self._before = {s: signal.signal(s, self._handle) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        logger.warning("%s: saving after this step", signal.Signals(number).name)
-
-
-def _prepare_worker(_: int) -> None:
-    torch.set_num_threads(1)
-    for number in (signal.SIGINT, signal.SIGTERM):  # the training process decides; a worker must not die first
-        signal.signal(number, signal.SIG_IGN)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from diffusers import (
     StableDiffusionXLInpaintPipeline,
     StableDiffusionXLPipeline,
 )
+from diffusers.hooks import apply_group_offloading
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -561,6 +562,25 @@ def test_model_offload_gives_the_same_picture_twice(stock, draw, long_prompt):
     assert torch.equal(pipe.encode_prompt(long_prompt)[0], before)
     assert torch.equal(draw(pipe, negative_prompt="x"), expected)
     assert torch.equal(draw(pipe, negative_prompt="x"), expected)
+
+
+def test_group_offload_gives_the_same_embeddings(stock, long_prompt):
+    pipe = ours(fresh(stock[248]))
+    expected = pipe.encode_prompt(long_prompt, negative_prompt="x")
+    for slot in HALVES:
+        onload = {"onload_device": torch.device("cpu"), "offload_device": torch.device("cpu")}
+        apply_group_offloading(getattr(pipe, slot), offload_type="leaf_level", **onload)
+    assert same(pipe.encode_prompt(long_prompt, negative_prompt="x"), expected)
+
+
+def test_encoders_whose_older_config_says_another_end_of_text_pool_the_same_vector(stock):
+    pipe = fresh(stock[77])
+    for slot in HALVES:
+        parts = [getattr(pipe, slot), getattr(getattr(pipe, slot), "text_model", None)]
+        for part in filter(None, parts):
+            part.config.eos_token_id = 2
+            part.eos_token_id = 2
+    assert same(ours(pipe).encode_prompt("a cat, wow!")[::2], stock[77].encode_prompt("a cat, wow!")[::2])
 
 
 def lora(rank: int = 2, layers: int = 2) -> dict[str, torch.Tensor]:

@@ -101,7 +101,7 @@ def launch(launcher, args):
 
 def test_two_processes_train_like_one(tiny_folder, pair_folder, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    more = ("--max-steps", "3", "--pca-batch", "4")
+    more = ("--max-steps", "3", "--pca-batch", "4", "--pca-dim", "2")
     assert launch(["--num_processes", "1"], arguments(tiny_folder, pair_folder, one, *more)).returncode == 0
     flags = [
         "--multi_gpu",
