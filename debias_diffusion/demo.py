@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from debias_diffusion.config import PRESETS, TrainConfig
-from debias_diffusion.encoders.checkpoint import load_encoder, refuse_foreign_folder, save_encoder
+from debias_diffusion.encoders.checkpoint import CONFIG_FILE, load_encoder, refuse_foreign_folder, save_encoder
 from debias_diffusion.evaluation.runner import evaluate_encoder
 
 PERTURBATIONS = (
@@ -94,12 +94,11 @@ def _train(config: TrainConfig, folder: Path, fresh: bool) -> Path:
     from debias_diffusion.training.loop import train
 
     run = Path(config.output)
-    if not fresh and (folder / "open_clip_config.json").is_file() and (run / "config.json").is_file():
-        before = TrainConfig.from_json((run / "config.json").read_text())
-        if dataclasses.replace(before, resume=False) == config:
-            logging.getLogger(__name__).warning("%s is already trained; --fresh trains it again", folder)
-            return folder
-    if fresh or not _can_go_on(config):
+    known = not fresh and _is_of_same_settings(run, config)
+    if known and (folder / CONFIG_FILE).is_file():
+        logging.getLogger(__name__).warning("%s is already trained; --fresh trains it again", folder)
+        return folder
+    if not known or not any((run / "checkpoints").glob("step-*")):
         shutil.rmtree(run, ignore_errors=True)
     trained = train(dataclasses.replace(config, resume=run.is_dir()))
     shutil.rmtree(folder, ignore_errors=True)
@@ -107,10 +106,8 @@ def _train(config: TrainConfig, folder: Path, fresh: bool) -> Path:
     return folder
 
 
-def _can_go_on(config: TrainConfig) -> bool:
-    """Whether an interrupted run of the same settings left a checkpoint."""
-    run = Path(config.output)
-    if not (run / "config.json").is_file() or not any((run / "checkpoints").glob("step-*")):
+def _is_of_same_settings(run: Path, config: TrainConfig) -> bool:
+    if not (run / "config.json").is_file():
         return False
     before = TrainConfig.from_json((run / "config.json").read_text())
     return dataclasses.replace(before, resume=False) == config
@@ -134,25 +131,19 @@ def measure(sources: dict[str, str], pairs: int, perturbations: Sequence[str] = 
 def write_results(table: Table, output: Path) -> str:
     """Writes results.json, table.md and figure.png; returns the table as Markdown."""
     from debias_diffusion.evaluation.figures import Series, bar_figure, save_png
+    from debias_diffusion.evaluation.page import write_whole
 
-    output.mkdir(parents=True, exist_ok=True)
-    _write(output / "results.json", json.dumps(table, indent=2) + "\n")
+    write_whole(output / "results.json", json.dumps(table, indent=2) + "\n")
     shown = [p for p in COLUMNS if p in next(iter(table.values()))]
     lines = ["| | " + " | ".join(COLUMNS[p] for p in shown) + " |", "| --- |" + " --- |" * len(shown)]
     for name, row in table.items():
         cells = [f"{row[p]['t2i_recall@1']:.1f} / {row[p]['i2t_recall@1']:.1f}" for p in shown]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     text = "\n".join(lines)
-    _write(output / "table.md", text + "\n")
+    write_whole(output / "table.md", text + "\n")
     places = range(len(shown))
     series = [Series(name, places, [row[p]["t2i_recall@1"] for p in shown]) for name, row in table.items()]
     title = "Miniature world: what is left when the summary sentence moves or goes"
     figure = bar_figure(title, "text-to-image recall@1, %", [COLUMNS[p] for p in shown], series)
     save_png(figure, output / "figure.png")
     return text
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)

@@ -62,13 +62,18 @@ def save_encoder(encoder: Encoder, folder: str | Path) -> Path:
         "debias_diffusion": {"name": encoder.name, "history": encoder.history},
     }
     (partial / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    replace_folder(partial, folder)
     return folder
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Gives `source` the name `target`; what had that name is moved aside first and deleted last."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    source.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def refuse_foreign_folder(folder: str | Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import CLIPTokenizer
 
+from debias_diffusion.encoders.checkpoint import replace_folder
 from debias_diffusion.encoders.convert import StateDict
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.positions import stretch_positions, stretch_ratio
@@ -63,7 +64,7 @@ def export_slot(
         check_slot(partial, slot)
         folder.mkdir(parents=True, exist_ok=True)
         for name in (spec.tokenizer, slot):
-            _replace(partial / name, folder / name)
+            replace_folder(partial / name, folder / name)
     _write_card(folder)
     return folder
 
@@ -158,15 +159,6 @@ def save_weights(state: StateDict, path: Path, metadata: dict[str, str]) -> None
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
-
-
-def _replace(source: Path, target: Path) -> None:
-    old = target.with_name(f".{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    source.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _refuse_foreign(folder: Path, spec: SlotSpec) -> None:

@@ -212,7 +212,7 @@ class _Run:
 
     def _save(self, folder: Path) -> None:
         self._check_weights()
-        run = {"faults": self.faults.named, "pairs": len(self.pairs), "total_steps": self.total_steps}
+        run = {"faults": list(self.faults.named), "pairs": len(self.pairs), "total_steps": self.total_steps}
         save_checkpoint(self.accelerator, folder / "checkpoints", self.step, run, self.config.keep_checkpoints)
 
     def _check_weights(self) -> None:

@@ -57,13 +57,13 @@ class FaultLog:
     """Names each unreadable picture once and counts them all."""
 
     def __init__(self, known: list[str]) -> None:
-        self.named = list(known)
+        self.named = dict.fromkeys(known)  # in order, found at once
 
     def add(self, faults: list[str]) -> None:
         """Takes the faults of a batch."""
         for fault in faults:
             if fault not in self.named:
-                self.named.append(fault)
+                self.named[fault] = None
                 logger.warning("picture left out: %s", fault)
 
 
