@@ -106,6 +106,7 @@ CALLS = {
     "no skip": {"prompt": "a cat", "clip_skip": 0},
     "last layer": {"prompt": "a cat", "clip_skip": -1},
     "cut": {"prompt": SIX_HUNDRED, "negative_prompt": "x " * 500},
+    "cut within a sentence": {"prompt": SENTENCES * 5, "negative_prompt": "red, green, " * 200},
 }
 
 
