@@ -76,6 +76,13 @@ def open_source(config: TrainConfig) -> PairSource:
     return pairs
 
 
+def _nothing_read(faults: FaultLog) -> ValueError:
+    return ValueError(
+        f"no picture could be read in any step, so nothing was learned and no encoder is written; the first: "
+        f"{next(iter(faults.named), 'on another process')}; check --data and --image-root"
+    )
+
+
 class _Run:
     """Everything one run holds between steps."""
 
@@ -117,11 +124,14 @@ class _Run:
         progress = Progress(folder, self.total_steps, self.step, is_main=self.accelerator.is_main_process, title=title)
         try:
             self.model.train()
-            saved = self.step
+            saved, seen = self.step, 0
             for batch in self._loader():
                 loss = self._step(batch)
                 self.step += 1
                 progress.step(loss.num_pairs)
+                seen += loss.num_pairs
+                if not seen and self.step == self.total_steps:
+                    raise _nothing_read(self.faults)
                 stopping = self._any(stop.requested)
                 if self.step % config.log_every == 0 or self.step in (1, self.total_steps):
                     progress.record(self.step, self._values(loss))

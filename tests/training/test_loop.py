@@ -83,6 +83,18 @@ def test_broken_pictures_never_end_a_run_and_are_replaced_by_nothing(config, pai
     assert all(any(name in fault for fault in run["faults"]) for name in ("03.png", "05.png", "07.png"))
 
 
+def test_a_run_in_which_no_picture_can_be_read_is_an_error_and_writes_no_encoder(config, pair_folder, tmp_path):
+    import shutil
+
+    data = shutil.copytree(pair_folder, tmp_path / "data")
+    for picture in data.glob("*.png"):
+        picture.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"no picture could be read in any step.*\.png.*check --data and --image-root"):
+        train(dataclasses.replace(config, data=str(data), max_steps=2))
+    assert not (tmp_path / "run" / "encoder").exists()
+    assert not find_checkpoints(tmp_path / "run" / "checkpoints")
+
+
 def test_a_loss_that_is_not_finite_names_step_and_samples_and_keeps_the_checkpoint(config, tmp_path):
     first = dataclasses.replace(config, max_steps=4)
     train(first)
