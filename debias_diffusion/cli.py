@@ -1,8 +1,12 @@
 """The command line: one row a command, imported only when it is called."""
 
+import inspect
 import logging
+import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": (
@@ -25,15 +29,53 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "debias_diffusion.evaluation.command:zero_shot",
         "zero-shot classification on CIFAR or a folder of classes",
     ),
+    "pack": ("debias_diffusion.data.pack:pack", "training data -> shards with pictures resized once"),
     "export": ("debias_diffusion.sdxl.command:export", "encoder folder -> SDXL slot folder or single file, and back"),
     "drift": ("debias_diffusion.sdxl.command:drift", "how far a tower is from the one SDXL was trained with"),
     "generate": ("debias_diffusion.sdxl.generate_command:generate", "prompts -> pictures with their record"),
+    "fidelity": (
+        "debias_diffusion.fidelity:fidelity",
+        "how much of a prompt its picture shows, by depth in tokens, for several sets of encoders",
+    ),
 }
 
 
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "evaluate": (
+        "runs/demo/base runs/demo/long-clip runs/demo/debias",
+        "ViT-B-16:openai runs/b16/encoder --benchmarks urban1k docci coco --root data",
+        "runs/b16/encoder --benchmarks manifest:mine.jsonl --perturbations swap_1_4 filler_5",
+    ),
+    "compare-results": ("runs/evaluation runs/other/results.json",),
+    "attention": ("runs/demo/long-clip runs/demo/debias --benchmark miniature:400",),
+    "zero-shot": ("ViT-B-16:openai runs/b16/encoder --dataset cifar10 --root data",),
+    "export": (
+        "runs/l14/encoder slots --slot text_encoder",
+        "runs/bigg14/encoder slots --slot text_encoder_2",
+        "sd_xl_base_1.0.safetensors from_sdxl --to encoder --slot text_encoder",
+    ),
+}
+"""Words that follow a command, shown in its help; the demo's and others' stand in their own descriptions."""
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Runs one command; what it returns is printed, what is wrong is one line on stderr and exit status 2."""
-    arguments = sys.argv[1:] if argv is None else argv
+    """Runs one command; what it returns is printed, what is wrong is one line on stderr and exit status 2.
+
+    Ends quietly where nobody reads what is printed any more (`| head`).
+    """
+    try:
+        try:
+            _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            if sys.stdout:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still in the buffer would raise again when Python flushes it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+def _run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return
@@ -52,13 +94,24 @@ def main(argv: list[str] | None = None) -> None:
 
     module, function = COMMANDS[name][0].split(":")
     try:
-        result = tyro.cli(getattr(import_module(module), function), prog=f"debias-diffusion {name}", args=rest)
+        command = getattr(import_module(module), function)
+        description = _description(name, command)
+        result = tyro.cli(command, prog=f"debias-diffusion {name}", description=description, args=rest)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, ModuleNotFoundError, RunStopped) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
     if result:
         print(result)
+
+
+def _description(name: str, command: Callable[..., Any]) -> str:
+    """What the command does, from its docstring, and lines to type."""
+    says = (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
+    lines = [f"  debias-diffusion {name} {words}" for words in EXAMPLES.get(name, ())]
+    return "\n".join([says, "", "Examples:", *lines]) if lines else says
 
 
 def _overview() -> str:

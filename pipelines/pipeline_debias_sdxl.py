@@ -164,8 +164,9 @@ class DebiasStableDiffusionXLPipeline(StableDiffusionXLPipeline):
         for negative, (states, pooled) in enumerate(sides):
             own, (first, second) = EMBEDS[negative::2], texts[2 * negative :][:2]
             is_text = first is not None or second is not None
-            if states is not None and (is_text or pooled is None):
-                raise ValueError(f"{own[0]} must come with {own[1]} and without texts; encode_prompt gives both")
+            if states is not None and (is_text or pooled is None or states.ndim != 3):
+                wrong = f"{own[0]} must come with {own[1]}, without texts, and as (pictures, rows, dim)"
+                raise ValueError(f"{wrong}; encode_prompt gives both")
             zeros = not is_text and self.config.force_zeros_for_empty_prompt
             if states is not None or (negative and (zeros or not guided)):
                 continue

@@ -7,7 +7,7 @@ the default is therefore the rule that cuts best, and the two of related code ar
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise, product
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
@@ -53,6 +53,8 @@ _UNSPACED_ENDS = re.compile(
     r"|(?<=[^\W\d_A-Z]{2})(?<!www)[.!?](?=[A-Z][a-z ])(?!(?:Com|Net|Org)\b)"  # "... grass.The dog": a forgotten space
     rf")[{_CLOSERS}]*"
 )
+# No word is as long. nupunkt's time grows with the square of such a run ("!?!?!?..."), so no end is looked for in one.
+_ENDLESS = re.compile(r"(\S{1000,})")
 _ENUMERATOR = re.compile(r"\(?\d{1,3}[.)]")
 _CONTINUATION = re.compile(rf"[{_CLOSERS}]*\s*[,;:]|[-–—]+\s*[^\W\d_A-Z]")  # `"STOP! ", which is ...`, `"Go!" - in red`
 _ENDS_WIDE = re.compile(rf"[{_WIDE}][.!?{_CLOSERS}]*$")
@@ -96,8 +98,17 @@ def _split_nupunkt(text: str) -> list[str]:
 
 def _split_line(line: str) -> list[str]:
     parts = _UNSPACED_ENDS.sub(r"\g<0>\n", line).split("\n")
-    pieces = (piece.strip() for part in parts for piece in _tokenizer().tokenize(part))
-    return [piece for piece in pieces if piece]
+    return [piece for part in parts for piece in _split_part(part)]
+
+
+def _split_part(part: str) -> list[str]:
+    pieces: list[str] = []
+    for number, text in enumerate(_ENDLESS.split(part)):
+        found = [text] if number % 2 else [piece.strip() for piece in _tokenizer().tokenize(text) if piece.strip()]
+        if number and pieces and found:  # what stands before or behind an endless run belongs to its sentence
+            pieces[-1] += " " + found.pop(0)
+        pieces += found
+    return pieces
 
 
 def _has_word(text: str) -> bool:
@@ -166,11 +177,24 @@ def split_sentences(caption: str, splitter: str = "nupunkt") -> list[str]:
     >>> split_sentences("It is 3.5 m wide. A cat sleeps.", "long-clip")
     ['It is 3.5 m wide', 'A cat sleeps.']
     """
-    split = _find_splitter(splitter).split
+    _find_splitter(splitter)
+    split = _split_remembered if len(caption) <= _LONGEST_REMEMBERED else _split_caption
+    return list(split(caption, splitter))
+
+
+_LONGEST_REMEMBERED = 4096
+"""Characters: ten times a long caption, so that what is remembered stays below 100 MB whatever comes in."""
+
+
+def _split_caption(caption: str, splitter: str) -> tuple[str, ...]:
     lines = clean_lines(caption)
     if not lines:
-        return []
-    return split("\n".join(lines)) or [" ".join(lines)]
+        return ()
+    return tuple(_find_splitter(splitter).split("\n".join(lines))) or (" ".join(lines),)
+
+
+# One caption is split for every perturbation of it. As many as the largest long-caption benchmark has (DCI, 7,805).
+_split_remembered = lru_cache(maxsize=8192)(_split_caption)
 
 
 def join_sentences(sentences: Sequence[str], splitter: str = "nupunkt") -> str:

@@ -1,5 +1,6 @@
 """Rows to batches: each caption's two text branches, drawn from (seed, epoch, index) alone."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -12,7 +13,8 @@ from torch.utils.data import Dataset, Sampler
 from debias_diffusion.captions.augment import Recipe, augment, caption_rng, draw_prefix
 from debias_diffusion.captions.sentences import join_sentences, split_sentences
 from debias_diffusion.data.pictures import BadPicture
-from debias_diffusion.encoders.tokens import TokenBatch, Tokenizer, collate_tokens
+from debias_diffusion.data.retrieval_set import Picture
+from debias_diffusion.encoders.tokens import CLIP_LAYOUT, TokenBatch, Tokenizer, TokenLayout, collate_tokens
 
 
 @runtime_checkable
@@ -24,7 +26,8 @@ class PairSource(Protocol):
     @property
     def captions(self) -> Sequence[str]: ...
     def __len__(self) -> int: ...
-    def open(self, index: int) -> Image.Image: ...
+    def open(self, index: int, min_side: int | None = None) -> Image.Image: ...
+    def picture(self, index: int) -> Picture: ...
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,20 @@ class TextViews:
 
 @dataclass(frozen=True)
 class Row:
-    """One sample; `pixel_values` is None where its picture could not be read, and `fault` then says why."""
+    """One sample; `image` is None where its picture could not be read, and `fault` then says why."""
 
     key: str
-    pixel_values: Tensor | None
+    image: Tensor | None
     views: TextViews
     fault: str = ""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The readable rows of one step: pictures (batch, 3, height, width), both branches, and what was left out."""
+    """The readable rows of one step: `images`, both branches, and what was left out. Images are pixel values (batch, 3,
+    height, width), or features (batch, dim) where the image tower is frozen."""
 
-    pixel_values: Tensor
+    images: Tensor
     full: TokenBatch
     augmented: TokenBatch
     keys: list[str]
@@ -60,13 +64,13 @@ class Batch:
         """Both branches stacked, full first: ids (2 * batch, length) and pads in front (2 * batch,)."""
         length = max(self.full.input_ids.shape[1], self.augmented.input_ids.shape[1])
         rows = [
-            torch.nn.functional.pad(t.input_ids, (0, length - t.input_ids.shape[1]))
+            torch.nn.functional.pad(t.input_ids, (0, length - t.input_ids.shape[1]), value=t.pad_id)
             for t in (self.full, self.augmented)
         ]
         return torch.cat(rows), torch.cat([self.full.num_prefix, self.augmented.num_prefix])
 
     def pin_memory(self) -> "Batch":
-        return Batch(self.pixel_values.pin_memory(), self.full, self.augmented, self.keys, self.faults)
+        return Batch(self.images.pin_memory(), self.full, self.augmented, self.keys, self.faults)
 
 
 @dataclass(frozen=True)
@@ -90,32 +94,58 @@ class TextBranches:
 
 
 class TrainingRows(Dataset[Row]):
-    """Rows by (epoch, index): a worker needs no state, so any number of them sees the same samples."""
+    """Rows by (epoch, index): a worker needs no state, so any number of them sees the same samples.
 
-    def __init__(self, pairs: PairSource, branches: TextBranches, preprocess: Callable[[Image.Image], Tensor]) -> None:
-        self.pairs, self.branches, self.preprocess = pairs, branches, preprocess
+    `image` gives what the image side reads of row i, or raises `BadPicture`.
+    """
+
+    def __init__(self, pairs: PairSource, branches: TextBranches, image: Callable[[int], Tensor]) -> None:
+        self.pairs, self.branches, self.image = pairs, branches, image
 
     def __getitem__(self, position: tuple[int, int]) -> Row:
         epoch, index = position
         key = self.pairs.keys[index]
         views = self.branches(self.pairs.captions[index], epoch, index)
         try:
-            return Row(key, self.preprocess(self.pairs.open(index)), views)
+            return Row(key, self.image(index), views)
         except BadPicture as fault:
             return Row(key, None, views, str(fault))
 
 
-def collate_rows(rows: list[Row], context_length: int) -> Batch:
+@dataclass(frozen=True)
+class PixelValues:
+    """Row i's picture, decoded and preprocessed; a large JPEG at a scale that leaves twice `side`, what `preprocess`
+    resizes to: its own filter averages over what the decoder leaves out."""
+
+    pairs: PairSource
+    preprocess: Callable[[Image.Image], Tensor]
+    side: int
+
+    def __call__(self, index: int) -> Tensor:
+        return self.preprocess(self.pairs.open(index, 2 * self.side))
+
+
+def collate_rows(rows: list[Row], context_length: int, layout: TokenLayout = CLIP_LAYOUT) -> Batch:
     """One batch of the rows whose picture could be read; nothing takes the place of the others."""
-    good = [row for row in rows if row.pixel_values is not None]
-    pixels = [row.pixel_values for row in good if row.pixel_values is not None]
+    good = [row for row in rows if row.image is not None]
+    images = [row.image for row in good if row.image is not None]
     return Batch(
-        pixel_values=torch.stack(pixels) if pixels else torch.empty(0),
-        full=collate_tokens([r.views.full for r in good], [0] * len(good), context_length),
-        augmented=collate_tokens([r.views.augmented for r in good], [r.views.num_prefix for r in good], context_length),
+        images=torch.stack(images) if images else torch.empty(0),
+        full=collate_tokens([r.views.full for r in good], [0] * len(good), context_length, layout),
+        augmented=collate_tokens(
+            [r.views.augmented for r in good], [r.views.num_prefix for r in good], context_length, layout
+        ),
         keys=[row.key for row in good],
-        faults=[f"{row.key}: {row.fault}" for row in rows if row.pixel_values is None],
+        faults=[f"{row.key}: {row.fault}" for row in rows if row.image is None],
     )
+
+
+def keys_digest(pairs: PairSource) -> str:
+    """A hash of the rows' keys in order: rows are trained on by index, so other rows or another order is other data."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for key in pairs.keys:
+        hasher.update(f"{len(key)}:{key}".encode("utf-8", "replace"))
+    return hasher.hexdigest()
 
 
 class StepOrder(Sampler[list[tuple[int, int]]]):

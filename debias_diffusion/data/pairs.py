@@ -1,5 +1,6 @@
-"""Training data: pictures with long captions, from ShareGPT4V's file, a JSONL manifest or a folder."""
+"""Training data: pictures with long captions, from ShareGPT4V's file, a JSONL manifest, a folder or packed shards."""
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +11,13 @@ from PIL import Image
 
 from debias_diffusion.data.packed import PackedStrings, PicturePaths
 from debias_diffusion.data.pictures import PICTURE_SUFFIXES, open_picture, relative_name
-from debias_diffusion.data.text_files import json_array, json_field, json_lines, read_text
+from debias_diffusion.data.retrieval_set import PictureFile
+from debias_diffusion.data.shards import Shards, is_packed
+from debias_diffusion.data.text_files import counted, json_array, json_field, json_lines, read_text
 
 SPLITS = ("train", "held_out")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,13 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.captions)
 
-    def open(self, index: int) -> Image.Image:
-        """Returns the row's picture as RGB; raises `BadPicture` where it cannot be read."""
-        return open_picture(self.pictures[index])
+    def open(self, index: int, min_side: int | None = None) -> Image.Image:
+        """Returns the row's picture as RGB; see `open_picture` for `min_side` and for what raises `BadPicture`."""
+        return open_picture(self.pictures[index], min_side)
+
+    def picture(self, index: int) -> PictureFile:
+        """Returns the row's picture with its identity, for caching what is computed from it."""
+        return PictureFile(self.pictures[index])
 
 
 class CaptionRow(NamedTuple):
@@ -98,8 +107,8 @@ def read_sharegpt4v(json_path: Path, image_root: Path, *, held_out: int = 1000, 
             break
     if not len(gather.captions) and split == "train" and 0 < num_records <= held_out:
         raise ValueError(
-            f"{json_path}: its {num_records:,} records are all held out (held_out={held_out:,}); "
-            "for a smaller file pass a smaller held_out"
+            f"{json_path}: {counted(num_records, 'records')}, all held out (held_out={held_out:,}); "
+            "for a smaller file pass a smaller held_out (--held-out)"
         )
     return gather.pairs(json_path, json_path.stem, image_root)
 
@@ -120,8 +129,8 @@ def read_manifest(jsonl_path: Path, image_root: Path | None = None) -> Pairs:
 def read_folder(folder: Path) -> Pairs:
     """Returns the pictures below `folder` that have a text file of the same name beside them, sorted by path.
 
-    The whole text is the caption. Hidden files and folders are passed over; a picture without text and a text without
-    picture are counted in `left_out`.
+    The whole text is the caption. Hidden files and folders are passed over; a picture without text, a text without
+    picture and a picture whose name is not UTF-8 are counted in `left_out`.
     """
     _require_folder(folder)
     names = sorted(_visible_files(folder))
@@ -130,6 +139,11 @@ def read_folder(folder: Path) -> Pairs:
     gather = _Gather()
     used = set()
     for name in pictures:
+        if not _is_utf8(name):
+            _log.warning("%s: left out %r: its name is not UTF-8; rename it", folder, os.fsencode(name))
+            gather.leave_out("pictures_not_named_in_utf8")
+            used.add(f"{os.path.splitext(name)[0]}.txt")
+            continue
         text = f"{os.path.splitext(name)[0]}.txt"
         if text not in texts:
             gather.leave_out("pictures_without_text")
@@ -140,11 +154,12 @@ def read_folder(folder: Path) -> Pairs:
     return gather.pairs(folder, folder.resolve().name, folder)
 
 
-def open_pairs(source: str | Path, image_root: str | Path | None = None, *, held_out: int = 1000) -> Pairs:
-    """Returns the training pairs of a ShareGPT4V .json file, a .jsonl manifest or a folder of pictures and texts.
+def open_pairs(source: str | Path, image_root: str | Path | None = None, *, held_out: int = 1000) -> Pairs | Shards:
+    """Returns the training pairs of a ShareGPT4V .json file, a .jsonl manifest, a folder of pictures and texts, or a
+    folder that `debias-diffusion pack` wrote.
 
     `image_root` is where a file's images lie, by default the file's folder; `held_out` applies to .json only. Raises
-    `ValueError` where the source is none of the three or holds no pair.
+    `ValueError` where the source is none of these or holds no pair.
     """
     path = Path(source)
     root = None if image_root is None else Path(image_root)
@@ -152,8 +167,8 @@ def open_pairs(source: str | Path, image_root: str | Path | None = None, *, held
         raise ValueError(f"{path}: there is no such file or folder; {_EXPECTED}")
     if path.is_dir():
         if root is not None:
-            raise ValueError(f"image_root is {root}, but {path} is a folder and holds its own pictures; leave it out")
-        return read_folder(path)
+            raise ValueError(f"image_root (--image-root) is {root}, but {path} holds its own pictures; leave it out")
+        return Shards.read(path) if is_packed(path) else read_folder(path)
     match path.suffix.lower():
         case ".json":
             return read_sharegpt4v(path, path.parent if root is None else root, held_out=held_out)
@@ -164,7 +179,10 @@ def open_pairs(source: str | Path, image_root: str | Path | None = None, *, held
 
 
 _FOLDER = "expected the folder that the images lie in"
-_EXPECTED = "expected a ShareGPT4V .json file, a .jsonl manifest or a folder of pictures with a .txt beside each"
+_EXPECTED = (
+    "expected a ShareGPT4V .json file, a .jsonl manifest, a folder of pictures with a .txt beside each, or a folder that "
+    "`debias-diffusion pack` wrote"
+)
 
 
 class _Gather:
@@ -188,7 +206,7 @@ class _Gather:
 
     def pairs(self, source: Path, name: str, root: Path) -> Pairs:
         if not len(self.captions):
-            found = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in self.left_out.items())
+            found = ", ".join(counted(count, reason.replace("_", " ")) for reason, count in self.left_out.items())
             raise ValueError(f"{source}: holds no picture with a caption ({found or 'it is empty'})")
         return Pairs(name, self.keys, self.captions, PicturePaths(root, self.images), self.left_out)
 
@@ -203,6 +221,15 @@ def _key(row: dict[str, Any], image: str, where: str) -> str:
 def _require_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"{folder}: {'this is a file' if folder.exists() else 'there is no such folder'}; {_FOLDER}")
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether a file's name is text: other bytes come as lone surrogates, which no packed column or report can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _visible_files(folder: Path) -> Iterator[str]:

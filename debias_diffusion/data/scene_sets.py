@@ -46,9 +46,13 @@ class ScenePairs:
     def captions(self) -> Sequence[str]:
         return _Drawn(self.size, self._caption)
 
-    def open(self, index: int) -> Image.Image:
-        """The picture of row `index`."""
+    def open(self, index: int, min_side: int | None = None) -> Image.Image:
+        """The picture of row `index`; it has one size."""
         return render(self.scene(index))
+
+    def picture(self, index: int) -> "ScenePicture":
+        """The picture of row `index` with its identity."""
+        return ScenePicture(self.scene(index))
 
     def scene(self, index: int) -> Scene:
         """The scene of row `index`."""

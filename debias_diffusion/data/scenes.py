@@ -87,14 +87,17 @@ def scene_rng(*key: int | str) -> random.Random:
     return random.Random("/".join(map(str, key)))
 
 
-def make_scene(seed: int, split: str, index: int) -> Scene:
-    """Scene number `index` of a split; splits ("train", "test", ...) and seeds share no random stream."""
+def make_scene(seed: int, split: str, index: int, things: tuple[int, int] = (6, 9)) -> Scene:
+    """Scene number `index` of a split; splits ("train", "test", ...) and seeds share no random stream.
+
+    `things` is the least and the greatest number of shapes.
+    """
     rng = scene_rng("scene", seed, split, index)
     background = rng.choice(list(BACKGROUNDS))
     colours = [c for c in COLOURS if _distance(COLOURS[c], BACKGROUNDS[background]) >= _MIN_CONTRAST]
-    places = rng.sample(PLACES, rng.randint(6, 9))
-    things = tuple(Thing(rng.choice(SHAPES), rng.choice(colours), place, i < 2) for i, place in enumerate(places))
-    return Scene(things, background)
+    places = rng.sample(PLACES, rng.randint(*things))
+    drawn = tuple(Thing(rng.choice(SHAPES), rng.choice(colours), place, i < 2) for i, place in enumerate(places))
+    return Scene(drawn, background)
 
 
 def render(scene: Scene) -> Image.Image:
@@ -102,7 +105,7 @@ def render(scene: Scene) -> Image.Image:
     canvas = np.empty((SIZE, SIZE, 3), np.float32)
     canvas[:] = BACKGROUNDS[scene.background]
     for thing in scene.things:
-        mask = _mask(thing.shape, LARGE_RADIUS if thing.large else SMALL_RADIUS)
+        mask = shape_mask(thing.shape, LARGE_RADIUS if thing.large else SMALL_RADIUS)
         half = mask.shape[0] // 2
         y, x = (round(SIZE * (2 * i + 1) / 6) for i in thing.place)
         window = canvas[y - half : y + half, x - half : x + half]
@@ -175,7 +178,7 @@ def _distance(a: tuple[int, int, int], b: tuple[int, int, int]) -> float:
 
 
 @cache
-def _mask(shape: str, radius: int) -> np.ndarray:
+def shape_mask(shape: str, radius: int) -> np.ndarray:
     """Coverage of each pixel by the shape, in [0, 1]; drawn eight times larger and averaged down."""
     scale, half = 8, radius + 1
     picture = Image.new("L", (2 * half * scale,) * 2, 0)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 _CHUNK = 1 << 22  # characters read at a time from an array
 _LARGEST_RECORD = 1 << 25  # characters after which a record that does not parse is taken for broken, not for unfinished
+_TOO_DEEP = "its JSON is nested too deeply to be data of this kind; the file is damaged, or another one was meant"
 _BETWEEN_RECORDS = re.compile(r"[\s,]*")
 
 Field = TypeVar("Field")
@@ -30,6 +31,8 @@ def json_document(path: Path) -> Any:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: {_TOO_DEEP}") from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -47,6 +50,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 row = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{where}: not valid JSON ({error}); expected one JSON object a line") from error
+            except RecursionError as error:
+                raise ValueError(f"{where}: {_TOO_DEEP}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{where}: got {_kind(row)}, expected one JSON object a line")
             yield where, row
@@ -82,6 +87,8 @@ def json_array(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     raise ValueError(f"{where}: {reason}") from error
                 text, at = text[at:] + more, 0
                 continue
+            except RecursionError as error:
+                raise ValueError(f"{where}: {_TOO_DEEP}") from error
             if not isinstance(record, dict):
                 raise ValueError(f"{where}: got {_kind(record)}, expected an object")
             yield where, record
@@ -113,6 +120,16 @@ def json_field(row: Any, key: str, kind: type[Field], where: str) -> Field:
     return value
 
 
+def counted(number: int, things: str) -> str:
+    """The number with what it counts, for messages.
+
+    >>> counted(1, "pictures without captions"), counted(1, "classes"), counted(2000, "classes")
+    ('1 picture without caption', '1 class', '2,000 classes')
+    """
+    return f"{number:,} {_PLURAL.sub('', things) if number == 1 else things}"
+
+
+_PLURAL = re.compile(r"(?<=ss)es\b|(?<=[^s\W])s\b")
 _NAMES: dict[type, str] = {str: "a string", int: "a number", list: "a list", dict: "an object"}
 
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import open_clip
 import torch
@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from debias_diffusion.encoders.positions import set_context_length, stretch_text_tower
-from debias_diffusion.encoders.specs import KEEP, EncoderSpec
+from debias_diffusion.encoders.specs import KEEP, EncoderSpec, StretchRule
 from debias_diffusion.encoders.tokens import Tokenizer
 
 MINIATURE_FOLDER = Path(__file__).resolve().parent.parent / "miniature"
@@ -48,13 +48,20 @@ class Encoder:
         """RGB picture -> (3, height, width), resized, cropped and normalised as the encoder expects."""
         return image_transform_v2(PreprocessCfg(**self.preprocess_config), is_train=False)
 
-    def stretched(self, context_length: int, keep: int = KEEP, *, in_place: bool = False) -> "Encoder":
-        """A copy whose text tower has `context_length` positions (see `positions.stretch_positions`).
+    @property
+    def loss(self) -> Literal["softmax", "sigmoid"]:
+        """The loss its towers were trained with: sigmoid models carry a logit bias."""
+        return "softmax" if self.model.logit_bias is None else "sigmoid"
+
+    def stretched(
+        self, context_length: int, keep: int = KEEP, *, rule: StretchRule | None = None, in_place: bool = False
+    ) -> "Encoder":
+        """A copy whose text tower has `context_length` positions (see `positions.stretch_text_tower`).
 
         `in_place` takes this encoder's own towers, for models too large to hold twice.
         """
         model = self.model if in_place else copy.deepcopy(self.model)
-        stretch_text_tower(model.text, context_length, keep)
+        stretch_text_tower(model.text, context_length, keep, rule)
         model.context_length = context_length
         config = copy.deepcopy(self.model_config)
         config["text_cfg"]["context_length"] = context_length
@@ -80,12 +87,16 @@ def build(
     preprocess_config: dict[str, Any] | None = None,
     *,
     bpe_file: Path | None = None,
+    tokenizer: Tokenizer | None = None,
     state: dict[str, Tensor] | None = None,
     history: dict[str, Any] | None = None,
 ) -> Encoder:
-    """An encoder in float32 with the given weights, or random ones where `state` is None; keys must match exactly."""
-    config = {k: v for k, v in model_config.items() if k != "custom_text"}
-    text_config = config["text_cfg"]
+    """An encoder in float32 with the given weights, or random ones where `state` is None; keys must match exactly.
+
+    `tokenizer` is for towers that do not read CLIP's byte pairs (`text_cfg` then has `hf_tokenizer_name`).
+    """
+    config = {k: copy.deepcopy(v) for k, v in model_config.items() if k != "custom_text"}
+    tokenizer = _tokenizer_for(name, config["text_cfg"], bpe_file, tokenizer)
     with torch.device("meta" if state is not None else "cpu"):
         model = CustomTextCLIP(**copy.deepcopy(config))
     if state is not None:
@@ -94,16 +105,31 @@ def build(
     preprocess = PreprocessCfg(**(preprocess_config or {}))
     preprocess.size = model.visual.image_size
     open_clip.model.set_model_preprocess_cfg(model, vars(preprocess))
+    return Encoder(name, model, tokenizer, {**config, "custom_text": True}, vars(preprocess), history or {})
+
+
+def _tokenizer_for(
+    name: str, text_config: dict[str, Any], bpe_file: Path | None, tokenizer: Tokenizer | None
+) -> Tokenizer:
+    """The tokenizer of a tower, checked against it; its padding id goes into `text_config`, where rows are filled."""
+    hub_name = text_config.get("hf_tokenizer_name")
+    if hub_name and tokenizer is None:
+        raise ValueError(f"{name} reads with the tokenizer of {hub_name}, which is not part of open_clip; give it")
     context_length = text_config.get("context_length", 77)
-    tokenizer = Tokenizer(context_length, bpe_file)
-    # A vocabulary of the folder's own must be the very one; open_clip's may serve a tower with rows to spare.
+    if tokenizer is None:
+        tokenizer = Tokenizer(context_length, bpe_file)
+    elif tokenizer.context_length != context_length:
+        tokenizer = tokenizer.with_context(context_length)
+    if hub_name:
+        text_config["pad_id"] = tokenizer.layout.pad_id
+    # A vocabulary of the folder's own must be the very one; others may serve a tower with rows to spare.
     spare = text_config.get("vocab_size", 49408) - tokenizer.vocab_size
     if spare < 0 or (bpe_file and spare):
         raise ValueError(
             f"{name}: the tokenizer has {tokenizer.vocab_size} ids, the text tower {text_config.get('vocab_size', 49408)}; "
             "the encoder's own vocabulary file is missing or damaged"
         )
-    return Encoder(name, model, tokenizer, {**config, "custom_text": True}, vars(preprocess), history or {})
+    return tokenizer
 
 
 def _load(model: CustomTextCLIP, state: dict[str, Tensor], name: str) -> None:

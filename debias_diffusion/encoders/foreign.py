@@ -148,6 +148,8 @@ def infer_config(state: StateDict, *, vision_heads: int | None = None, text_head
     """
     if "visual.conv1.weight" not in state or "visual.class_embedding" not in state:
         raise ValueError("the image tower is not a ViT; name the encoder's row, as in ROW:PATH")
+    if "logit_bias" in state or "text.text_projection.bias" in state:
+        raise ValueError("these are SigLIP's weights, which do not tell their tokenizer; name its row, as in ROW:PATH")
     width, _, patch, _ = state["visual.conv1.weight"].shape
     context_length, text_width = state["text.positional_embedding"].shape
     if vision_heads is None and (width > 1024 or width % 64):

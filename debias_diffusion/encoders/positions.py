@@ -5,7 +5,7 @@ from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from debias_diffusion.encoders.specs import KEEP
+from debias_diffusion.encoders.specs import KEEP, StretchRule
 
 
 def stretched_length(length: int, ratio: int, keep: int = KEEP) -> int:
@@ -46,6 +46,31 @@ def stretch_positions(table: Tensor, ratio: int = 4, keep: int = KEEP) -> Tensor
     return torch.cat([table[:keep], rows.flatten(0, 1).to(table.dtype)])
 
 
+def stretch_between_ends(table: Tensor, length: int, keep: int = KEEP) -> Tensor:
+    """The longer table (length, dim) whose first `keep` rows and last row are those of `table`; our choice for SigLIP.
+
+    The rows between are spread evenly over the new ones, linearly interpolated in float32, so any length is reached.
+    Where the last position is the one that is pooled, it keeps the row it has learned; `stretch_positions` would give it
+    a row beyond the table.
+    """
+    if not keep + 2 <= len(table) <= length:
+        raise ValueError(
+            f"a table of {len(table)} rows with the first {keep} and the last kept cannot become one of {length}; "
+            f"expected {keep + 2} rows or more, and a length of {max(len(table), keep + 2)} or more"
+        )
+    later = table[keep:].float()
+    place = torch.linspace(0, len(later) - 1, length - keep, dtype=torch.float64, device=table.device)
+    before = place.floor().long().clamp_max(len(later) - 2)
+    rows = torch.lerp(later[before], later[before + 1], (place - before).float()[:, None])
+    rows[-1] = later[-1]
+    return torch.cat([table[:keep], rows.to(table.dtype)])
+
+
+def natural_rule(text: TextTransformer) -> StretchRule:
+    """The rule that suits a tower: "ends" where the last position is pooled, Long-CLIP's "ratio" elsewhere."""
+    return "ends" if getattr(text, "pool_type", None) == "last" else "ratio"
+
+
 def fuse_tables(base: Tensor, trained: Tensor, keep: int = KEEP) -> Tensor:
     """One table (length, dim) from Long-CLIP's two: rows of `base` before `keep`, rows of `trained` from there on."""
     if base.shape != trained.shape:
@@ -53,13 +78,21 @@ def fuse_tables(base: Tensor, trained: Tensor, keep: int = KEEP) -> Tensor:
     return torch.cat([base[:keep], trained[keep:]])
 
 
-def stretch_text_tower(text: TextTransformer, context_length: int, keep: int = KEEP) -> None:
-    """Gives an open_clip text tower `context_length` positions, in place: its table, its length and its causal mask."""
-    table = text.positional_embedding
+def stretch_text_tower(
+    text: TextTransformer, context_length: int, keep: int = KEEP, rule: StretchRule | None = None
+) -> None:
+    """Gives an open_clip text tower `context_length` positions, in place: its table, its length and its causal mask.
+
+    `rule` None means the one that suits the tower (see `natural_rule`).
+    """
+    table = text.positional_embedding.detach()
     if len(table) == context_length:
         return
-    ratio = stretch_ratio(len(table), context_length, keep)
-    text.positional_embedding = nn.Parameter(stretch_positions(table.detach(), ratio, keep))
+    if (rule or natural_rule(text)) == "ends":
+        stretched = stretch_between_ends(table, context_length, keep)
+    else:
+        stretched = stretch_positions(table, stretch_ratio(len(table), context_length, keep), keep)
+    text.positional_embedding = nn.Parameter(stretched)
     set_context_length(text, context_length)
 
 

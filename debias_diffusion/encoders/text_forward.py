@@ -6,7 +6,9 @@ padding, the prefix is computed once, and each caption attends to as much of it 
 to rounding, in features and gradients.
 """
 
+import logging
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +16,10 @@ import torch.nn.functional as F
 from open_clip.transformer import QuickGELU, ResidualAttentionBlock, TextTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from debias_diffusion.encoders.split_attention import SplitAttention
+
+logger = logging.getLogger(__name__)
 
 _BUCKET = 16
 """Captions whose attention is computed together; they are sorted by length, so few positions are wasted."""
@@ -27,11 +33,18 @@ def why_not_packed(text: TextTransformer) -> str | None:
         return f"it pools by {getattr(text, 'pool_type', None)!r}, not at the EOT token"
     if getattr(text, "cls_emb", None) is not None:
         return "it appends a class token"
-    if not all(isinstance(getattr(b, "attn", None), nn.MultiheadAttention) for b in text.transformer.resblocks):
+    attentions = [getattr(block, "attn", None) for block in text.transformer.resblocks]
+    if not all(isinstance(attn, nn.MultiheadAttention | SplitAttention) for attn in attentions):
         return "its attention blocks are of a custom kind"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        from torch.distributed.tensor import DTensor
+
+        if any(isinstance(p, DTensor) for p in text.parameters()):
+            return "its weights are sharded, and are whole only while a block runs its own forward"
     return None
 
 
+@torch.compiler.disable(reason="packing gives every batch other shapes, and each would be compiled anew")
 def encode_text(text: TextTransformer, input_ids: Tensor, num_prefix: Tensor | None = None) -> Tensor:
     """Projected text features (batch, dim), not normalised, equal to `text(input_ids)` of the plain tower.
 
@@ -39,7 +52,8 @@ def encode_text(text: TextTransformer, input_ids: Tensor, num_prefix: Tensor | N
     `num_prefix` None means no pads in front. Lengths up to the context are taken. Towers that cannot be packed (see
     `why_not_packed`) take the plain path.
     """
-    if why_not_packed(text) is not None:
+    if reason := why_not_packed(text):
+        _say_once(reason)
         return plain_encode_text(text, input_ids)
     layout = _layout(input_ids, num_prefix, text.token_embedding.weight.device)
     # An embedding look-up, whose gradient is summed in a fixed order; indexing would sum it in any.
@@ -55,6 +69,11 @@ def encode_text(text: TextTransformer, input_ids: Tensor, num_prefix: Tensor | N
     if isinstance(text.text_projection, nn.Linear):
         return text.text_projection(pooled)
     return pooled if text.text_projection is None else pooled @ text.text_projection
+
+
+@cache
+def _say_once(reason: str) -> None:
+    logger.warning("this text tower reads every row at its full length, padding included: %s", reason)
 
 
 def plain_encode_text(text: TextTransformer, input_ids: Tensor) -> Tensor:
@@ -162,9 +181,7 @@ def _block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
 def _last_block(block: ResidualAttentionBlock, x: Tensor, layout: _Layout) -> Tensor:
     """What the last block gives at each EOT (batch, width): nothing reads its other rows, so they are not computed."""
     attn, normed, ends = block.attn, block.ln_1(x), x.index_select(0, layout.ends)
-    width = attn.embed_dim
-    q = F.linear(normed.index_select(0, layout.ends), attn.in_proj_weight[:width], attn.in_proj_bias[:width])
-    kv = F.linear(normed, attn.in_proj_weight[width:], attn.in_proj_bias[width:])  # (tokens, 2 * width)
+    q, kv = _project_q(attn, normed.index_select(0, layout.ends)), _project_kv(attn, normed)
     shared_k, shared_v = _split_heads(kv[None, : layout.prefix], 2, attn.num_heads)
     found = []
     for bucket, rows in zip(layout.buckets, kv.index_select(0, layout.pack).split(layout.sizes), strict=True):
@@ -187,8 +204,29 @@ def _mlp(mlp: Any, x: Tensor) -> Tensor:
     return mlp.c_proj(F.silu(hidden.mul_(1.702), inplace=True).div_(1.702))
 
 
-def _attention(attn: nn.MultiheadAttention, x: Tensor, layout: _Layout) -> Tensor:
-    qkv = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)  # (tokens, 3 * width)
+def _project_qkv(attn: nn.MultiheadAttention | SplitAttention, x: Tensor) -> Tensor:
+    """(tokens, 3 * width); adapters on split projections are read by calling the layers."""
+    if isinstance(attn, SplitAttention):
+        return torch.cat([attn.q_proj(x), attn.k_proj(x), attn.v_proj(x)], -1)
+    return F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
+
+
+def _project_q(attn: nn.MultiheadAttention | SplitAttention, x: Tensor) -> Tensor:
+    if isinstance(attn, SplitAttention):
+        return attn.q_proj(x)
+    width = attn.embed_dim
+    return F.linear(x, attn.in_proj_weight[:width], attn.in_proj_bias[:width])
+
+
+def _project_kv(attn: nn.MultiheadAttention | SplitAttention, x: Tensor) -> Tensor:
+    if isinstance(attn, SplitAttention):
+        return torch.cat([attn.k_proj(x), attn.v_proj(x)], -1)
+    width = attn.embed_dim
+    return F.linear(x, attn.in_proj_weight[width:], attn.in_proj_bias[width:])
+
+
+def _attention(attn: nn.MultiheadAttention | SplitAttention, x: Tensor, layout: _Layout) -> Tensor:
+    qkv = _project_qkv(attn, x)
     shared_q, shared_k, shared_v = _split_heads(qkv[None, : layout.prefix], 3, attn.num_heads)
     outputs = [
         F.scaled_dot_product_attention(shared_q, shared_k, shared_v, is_causal=True).transpose(1, 2).flatten(0, 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from debias_diffusion.data.text_files import counted
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.tokens import Tokenizer, collate_tokens, fit
 from debias_diffusion.evaluation.pooled_attention import attention_blocks, pooled_attention
@@ -105,15 +106,16 @@ def tower_attention_profile(
     if max_captions is not None and max_captions < 1:
         raise ValueError(f"max_captions is {max_captions}, expected at least 1, or None for all")
     read = captions[:max_captions]
-    bar = tqdm(read, desc="sentences", unit="caption", disable=not progress, leave=False)
+    hidden = None if progress else True  # None draws on a terminal only
+    bar = tqdm(read, desc="sentences", unit="caption", disable=hidden, leave=False)
     rows = sorted((_read(tokenizer, caption, splitter) for caption in bar), key=lambda row: len(row.ids))
     rows = [row for row in rows if row.num_text > 0]
     if not rows:
-        raise ValueError(f"none of the {len(read)} captions has any text to look at; pass captions with words")
+        raise ValueError(f"{counted(len(read), 'captions')}, none with any text to look at; pass captions with words")
     sums = _Sums(
         len(attention_blocks(tower)), max(row.num_text for row in rows), max(row.owner[-1] for row in rows) + 1
     )
-    bar = tqdm(total=len(rows), desc="attention", unit="caption", disable=not progress, leave=False)
+    bar = tqdm(total=len(rows), desc="attention", unit="caption", disable=hidden, leave=False)
     for first in range(0, len(rows), _BATCH):
         batch = rows[first : first + _BATCH]
         input_ids = collate_tokens([row.ids for row in batch], [0] * len(batch), tokenizer.context_length).input_ids

@@ -3,11 +3,13 @@
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from debias_diffusion.evaluation.page import Section, to_html, to_markdown, write_whole
 from debias_diffusion.evaluation.report import (
@@ -26,6 +28,14 @@ from debias_diffusion.evaluation.results import (
 from debias_diffusion.evaluation.runner import Result, check_perturbations, evaluate_encoder, readable_part
 from debias_diffusion.evaluation.sources import Loading, encoder_names, load_sets, short_names
 
+Encoders = Annotated[
+    Positional[tuple[str, ...]], arg(metavar="ENCODER [ENCODER ...]", help_behavior_hint="(one or more)")
+]
+Root = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
+Output = Annotated[Path, arg(metavar="DIR")]
+SplitterName = Annotated[str, arg(metavar="{nupunkt,flair,long-clip}")]
+Number = Annotated[int, arg(metavar="N")]
+
 _PERTURBATIONS = (
     *("none", "remove_first", "swap_1_4", "move_first_to_4", "shuffle", "first_only"),
     *("first_2_filler_0", "first_2_filler_5", "first_2_filler_10", "first_2_filler_20"),
@@ -33,25 +43,26 @@ _PERTURBATIONS = (
 
 
 def evaluate(
-    encoders: Positional[tuple[str, ...]],
-    benchmarks: tuple[str, ...] = ("miniature",),
-    root: Path | None = None,
-    perturbations: tuple[str, ...] = _PERTURBATIONS,
-    output: Path = Path("runs/evaluation"),
-    seed: int = 0,
-    splitter: str = "nupunkt",
+    encoders: Encoders,
+    benchmarks: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]")] = ("miniature",),
+    root: Root = None,
+    perturbations: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]")] = _PERTURBATIONS,
+    output: Output = Path("runs/evaluation"),
+    seed: Number = 0,
+    splitter: SplitterName = "nupunkt",
     loading: OmitArgPrefixes[Loading] = Loading(),  # noqa: B008 (frozen)
 ) -> str:
     """Measures encoders on benchmarks, under every perturbation, into results.json, report.md and report.html.
 
     Args:
         encoders: Encoder folders, checkpoint files, ROW:TAG, ROW:PATH or ROW:random.
-        benchmarks: Names, NAME=FOLDER where its files lie elsewhere than in root, miniature or miniature:PAIRS, and
-            manifest:FILE.jsonl.
+        benchmarks: What to measure on: a benchmark's name, NAME=DIR where its files lie elsewhere than in --root,
+            miniature, miniature:PAIRS, manifest:FILE.jsonl.
         root: The folder that holds the benchmarks' files, or one folder for each benchmark.
-        perturbations: Names such as swap_1_4, remove_first, filler_5, truncate_77, short; none is always measured.
-        output: The folder of the report.
-        seed: Of what perturbations draw, and of the bootstrap.
+        perturbations: How captions are changed: swap_1_4, remove_first, filler_5, truncate_77, short and the like; none
+            is always measured.
+        output: The folder the report is written to.
+        seed: Seed of what perturbations draw and of the bootstrap.
         splitter: The rule that cuts captions into sentences.
         loading: How encoders are read.
     """
@@ -85,11 +96,15 @@ def evaluate(
     return _write_report(title, [*sections, encoder_section(content)], output)
 
 
-def compare_results(files: Positional[tuple[Path, ...]]) -> str:
+def compare_results(
+    files: Annotated[
+        Positional[tuple[Path, ...]], arg(metavar="RESULTS [RESULTS ...]", help_behavior_hint="(one or more)")
+    ],
+) -> str:
     """Prints several results side by side, one table a benchmark, with published rows next to them.
 
     Args:
-        files: results.json files, or the folders they lie in.
+        files: results.json files that evaluate wrote, or the folders they lie in.
     """
     if not files:
         raise ValueError("no results to compare: name results.json files, or the folders they lie in")
@@ -99,36 +114,39 @@ def compare_results(files: Positional[tuple[Path, ...]]) -> str:
     for label, content in runs.items():
         for name, benchmark in content["benchmarks"].items():
             counts = benchmark["counts"]
-            key = name, benchmark["protocol"], counts["images"], counts["captions"]
+            key = name, benchmark["protocol"], counts["images"], counts["captions"], benchmark.get("digest")
             group = merged.setdefault(key, {**benchmark, "results": {}, "comparisons": []})
             group["results"] |= {f"{label}: {encoder}": rows for encoder, rows in benchmark["results"].items()}
     sections = [benchmark_section(key[0], group) for key, group in merged.items()]
+    several = {name for name, number in Counter(key[0] for key in merged).items() if number > 1}
+    line = "These runs did not measure on one and the same {}: captions or pictures differ, so each has its own table."
+    sections = [replace(s, lines=[*s.lines, line.format(s.title)]) if s.title in several else s for s in sections]
     settings = {(content["seed"], content["splitter"]) for content in runs.values()}
     if len(settings) > 1:
         line = "Seeds or sentence splitters differ between these runs: only unperturbed rows are strictly comparable."
-        sections = [Section(s.title, [*s.lines, line], s.tables) for s in sections]
+        sections = [replace(s, lines=[*s.lines, line]) for s in sections]
     return to_markdown("", sections)
 
 
 def attention(
-    encoders: Positional[tuple[str, ...]],
-    benchmark: str = "miniature",
-    root: Path | None = None,
-    max_captions: int = 500,
-    max_places: int = 8,
-    output: Path = Path("runs/attention"),
-    splitter: str = "nupunkt",
+    encoders: Encoders,
+    benchmark: Annotated[str, arg(metavar="NAME")] = "miniature",
+    root: Root = None,
+    max_captions: Number = 500,
+    max_places: Number = 8,
+    output: Output = Path("runs/attention"),
+    splitter: SplitterName = "nupunkt",
     loading: OmitArgPrefixes[Loading] = Loading(),  # noqa: B008 (frozen)
 ) -> str:
     """Measures where in the text encoders look, and how recall depends on how deep the first sentence stands.
 
     Args:
         encoders: Encoder folders, checkpoint files, ROW:TAG, ROW:PATH or ROW:random.
-        benchmark: Whose captions are read: a name, NAME=FOLDER, miniature:PAIRS or manifest:FILE.jsonl.
+        benchmark: Whose captions are read: a benchmark's name, NAME=DIR, miniature:PAIRS or manifest:FILE.jsonl.
         root: The folder that holds the benchmark's files.
-        max_captions: Captions whose attention is measured.
-        max_places: Places the first sentence is moved to, from the first on.
-        output: The folder of the report.
+        max_captions: How many captions' attention is measured, at most.
+        max_places: How many places, from the first on, the first sentence is moved to.
+        output: The folder the report is written to.
         splitter: The rule that cuts captions into sentences.
         loading: How encoders are read.
     """
@@ -153,19 +171,22 @@ def attention(
     flags = {"benchmark": benchmark, "root": root, "max-captions": max_captions, "max-places": max_places}
     content = {
         **header("attention", encoders, {**flags, "splitter": splitter, "tables": loading.tables}),
+        "benchmark": retrieval_set.name,
         "protocol": retrieval_set.protocol,
+        "counts": retrieval_set.counts,
         "encoders": {name: attention_record(profiles[name], curves[name]) for name in profiles},
     }
     write_whole(output / "attention.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    figures = {**attention_figures(profiles), "depth": depth_figure(retrieval_set.name, curves)}
+    figures, by_depth = attention_figures(profiles), depth_figure(retrieval_set.name, curves)
+    figures |= {"depth": by_depth} if by_depth else {}
     section = attention_section(content, _write_figures(retrieval_set.name, figures, output))
     return _write_report(f"Attention of {', '.join(names)}", [section], output)
 
 
 def zero_shot(
-    encoders: Positional[tuple[str, ...]],
+    encoders: Encoders,
     dataset: Literal["cifar10", "cifar100", "folder"] = "folder",
-    root: Path | None = None,
+    root: Root = None,
     loading: OmitArgPrefixes[Loading] = Loading(),  # noqa: B008 (frozen)
 ) -> str:
     """Measures zero-shot classification: the class whose name lies nearest to the picture.
@@ -173,14 +194,16 @@ def zero_shot(
     Args:
         encoders: Encoder folders, checkpoint files, ROW:TAG, ROW:PATH or ROW:random.
         dataset: CIFAR's test pictures, or a folder with one folder of pictures for each class.
-        root: Where the data set lies.
+        root: The folder that holds the class folders, or CIFAR's unpacked archive. Needed.
         loading: How encoders are read.
     """
     from debias_diffusion.evaluation.zero_shot import zero_shot_accuracy
 
     names = encoder_names(encoders)
+    what = "one folder of pictures for each class" if dataset == "folder" else f"{dataset}'s unpacked archive"
     if root is None or not root.is_dir():
-        raise ValueError(f"no folder at {root}; name the one that holds {dataset} by --root DIR")
+        missing = "--root is missing" if root is None else f"no folder at {root}"
+        raise ValueError(f"{missing}: name the folder that holds {what} by --root DIR")
     rows = {
         name: zero_shot_accuracy(encoder, dataset, root, progress=sys.stderr.isatty())
         for name, encoder in loading.encoders(names)

@@ -24,6 +24,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 _HATCHES = ("", "///", "..", "\\\\\\", "xx")
 _MAX_SENTENCES = 8
+_HEADROOM = 0.08  # of the axis above the highest value: at 100 % marks and whiskers are whole
 _RECALL = "t2i_recall@1"
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
@@ -68,7 +69,8 @@ def curve_figure(title: str, x_label: str, y_label: str, series: Sequence[Series
                 color=colour,
                 marker=marker,
                 linestyle=dashes,
-                markersize=5,
+                linewidth=1.8,
+                markersize=5.5,
                 markevery=every,
                 label=one.name,
             )
@@ -77,7 +79,8 @@ def curve_figure(title: str, x_label: str, y_label: str, series: Sequence[Series
                 axes.fill_between(one.x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
-        axes.set_ylim(bottom=0)
+        highest = axes.dataLim.y1
+        axes.set_ylim(0, highest * (1 + _HEADROOM) if math.isfinite(highest) and highest > 0 else None)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _finish(figure, axes, len(series))
     return figure
@@ -100,6 +103,7 @@ def bar_figure(title: str, y_label: str, groups: Sequence[str], series: Sequence
                 error_kw={"elinewidth": 0.9, "ecolor": _INK, "capsize": 2}, label=one.name,
             )  # fmt: skip
         axes.axhline(0, color=_INK, linewidth=0.8)
+        axes.margins(y=_HEADROOM)
         axes.set_ylabel(y_label)
         axes.set_xticks(range(len(groups)), groups)
         if max(map(len, groups)) > 3:
@@ -114,10 +118,17 @@ def benchmark_figures(name: str, results: Mapping[str, Mapping[str, Mapping[str,
     """The figures of one benchmark by name, from its `results` of a results file: {encoder: {perturbation: row}}.
 
     `recall`: text-to-image R@1 by perturbation; `drops`: its change from the unchanged caption; `filler`: R@1 against
-    the number of filler sentences in front, for each form of it that was asked at two counts or more.
+    the number of filler sentences in front, for each form of it that was asked at two counts or more. A form asked at
+    one count is a bar among the other perturbations.
     """
     asked = list(next(iter(results.values())))
-    bars = [perturbation for perturbation in asked if not _filler(perturbation)]
+    forms: dict[str, dict[int, str]] = {}
+    for perturbation in asked:
+        if found := _filler(perturbation):
+            forms.setdefault(found[0], {})[found[1]] = perturbation
+    curves = {form: counts for form, counts in forms.items() if len(counts) > 1}
+    drawn = {perturbation for counts in curves.values() for perturbation in counts.values()}
+    bars = [perturbation for perturbation in asked if perturbation not in drawn]
     figures = {"recall": bar_figure(f"{name}: text to image", "R@1 (%)", bars, _recalls(results, bars))}
     if changed := [perturbation for perturbation in bars if perturbation != "none"]:
         drops = [
@@ -125,26 +136,26 @@ def benchmark_figures(name: str, results: Mapping[str, Mapping[str, Mapping[str,
             for encoder, rows in results.items()
         ]
         figures["drops"] = bar_figure(f"{name}: change from the unchanged caption", "R@1, points", changed, drops)
-    forms: dict[str, dict[int, str]] = {}
-    for perturbation in asked:
-        if found := _filler(perturbation):
-            forms.setdefault(found[0], {})[found[1]] = perturbation
-    for form, counts in forms.items():
-        if len(counts) > 1:
-            title = f"{name}: filler before {form.replace('_', ' ') + ' sentences' if form else 'the caption'}"
-            series = _recalls(results, [counts[k] for k in sorted(counts)], sorted(counts))
-            key = f"filler-{form}" if form else "filler"
-            figures[key] = curve_figure(title, "filler sentences in front", "text to image R@1 (%)", series)
+    for form, counts in curves.items():
+        title = f"{name}: filler before {f'the {form} sentences'.replace('_', ' ') if form else 'the caption'}"
+        series = _recalls(results, [counts[k] for k in sorted(counts)], sorted(counts))
+        key = f"filler-{form}" if form else "filler"
+        figures[key] = curve_figure(title, "filler sentences in front", "text to image R@1 (%)", series)
     return figures
 
 
-def depth_figure(name: str, curves: Mapping[str, "DepthCurve"]) -> "Figure":
-    """Text-to-image R@1 against the depth at which each caption's first sentence stands, one curve an encoder."""
+def depth_figure(name: str, curves: Mapping[str, "DepthCurve"]) -> "Figure | None":
+    """Text-to-image R@1 against the depth at which each caption's first sentence stands, one curve an encoder.
+
+    None where no depth has queries enough to be drawn (`DepthCurve.min_queries`).
+    """
     series = []
     for encoder, curve in curves.items():
         bins = [depth for depth in curve.bins if depth.num_queries >= curve.min_queries]
         middles = [(depth.start + depth.stop) / 2 for depth in bins]
         series.append(Series(encoder, middles, [depth.t2i_recall for depth in bins]))
+    if not any(one.x for one in series):
+        return None
     return curve_figure(
         f"{name}: depth of the first sentence", "token position of the first sentence", "text to image R@1 (%)", series
     )

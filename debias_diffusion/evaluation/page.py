@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
@@ -16,6 +16,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     is_detail: bool = False  # folded away on the page, left out on the terminal
+    num_brief: int | None = None  # columns shown on the terminal, where a long last one would bury the rest
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ def to_markdown(title: str, sections: Sequence[Section], *, details: bool = True
         for table in section.tables:
             if table.is_detail and not details:
                 continue
-            blocks += [*([f"### {table.title}"] if table.title else []), _markdown_table(table)]
+            shown = table if details or table.num_brief is None else _brief(table, table.num_brief)
+            blocks += [*([f"### {table.title}"] if table.title else []), _markdown_table(shown)]
             blocks += [table.note] if table.note else []
-    return "\n\n".join(blocks) + "\n"
+    return printable("\n\n".join(blocks) + "\n")
 
 
 def to_html(title: str, sections: Sequence[Section]) -> str:
@@ -54,7 +56,16 @@ def to_html(title: str, sections: Sequence[Section]) -> str:
             )
         body += [_html_table(table) for table in section.tables]
         body.append("</section>")
-    return _PAGE.format(title=escape(title), body="\n".join(body))
+    return printable(_PAGE.format(title=escape(title), body="\n".join(body)))
+
+
+def printable(text: str) -> str:
+    """The text with what no file of text can hold written out: bytes of a file's name that are not UTF-8.
+
+    >>> printable("caf\\udce9/encoder")
+    'caf\\\\udce9/encoder'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -63,6 +74,10 @@ def write_whole(path: Path, text: str) -> Path:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(text, encoding="utf-8")
     return partial.replace(path)
+
+
+def _brief(table: Table, columns: int) -> Table:
+    return replace(table, header=table.header[:columns], rows=[row[:columns] for row in table.rows])
 
 
 def _markdown_table(table: Table) -> str:

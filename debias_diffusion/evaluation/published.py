@@ -179,7 +179,7 @@ def published_rows(benchmark: str, counts: Mapping[str, int]) -> list[tuple[Publ
 
     `counts` are the retrieval set's own: beside a part of a benchmark no published row is comparable.
     """
-    incomplete = _incomplete(benchmark, counts)
+    incomplete = why_incomplete(benchmark, counts)
     rows = []
     for row in PUBLISHED:
         protocol = PROTOCOLS[row.protocol]
@@ -190,7 +190,8 @@ def published_rows(benchmark: str, counts: Mapping[str, int]) -> list[tuple[Publ
     return rows
 
 
-def _incomplete(benchmark: str, counts: Mapping[str, int]) -> str:
+def why_incomplete(benchmark: str, counts: Mapping[str, int]) -> str:
+    """What the whole benchmark has and this copy has not, or "" where it is whole or not one of `COMPLETE`."""
     here = counts["images"], counts["captions"]
     whole = COMPLETE.get(benchmark, here)
     if here == whole:

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from debias_diffusion.captions.perturb import parse_perturbation
+from debias_diffusion.data.text_files import counted
 from debias_diffusion.evaluation.page import Section, Table
-from debias_diffusion.evaluation.published import published_rows
+from debias_diffusion.evaluation.published import published_rows, why_incomplete
 
 _MINIATURE = (
     "The miniature world is drawn: coloured shapes and templated captions. It shows how encoders differ where "
@@ -16,8 +17,9 @@ _MINIATURE = (
 def benchmark_section(name: str, benchmark: Mapping[str, Any], figures: Sequence[tuple[str, str]] = ()) -> Section:
     """One benchmark of a results file: recalls, what they mean beside each other, and published rows."""
     counts, results = benchmark["counts"], benchmark["results"]
-    seen = ", ".join(f"{value:,} {key.replace('_', ' ')}" for key, value in counts.items() if value)
-    lines = [benchmark["protocol"], seen, *(f"Left out: {reason}" for reason in benchmark["unreadable"][:3])]
+    seen = ", ".join(counted(value, key.replace("_", " ")) for key, value in counts.items() if value)
+    lines = [benchmark["protocol"], *_part_warning(name, counts), seen]
+    lines += [f"Left out: {reason}" for reason in benchmark["unreadable"][:3]]
     lines += [_MINIATURE] if name == "miniature" else []
     ours = {encoder: rows["none"] for encoder, rows in results.items()}
     tables = [
@@ -46,7 +48,7 @@ def encoder_section(content: Mapping[str, Any]) -> Section:
     return Section(
         "Encoders",
         [f"Made by `{content['command']}` on {content['date']}, seed {content['seed']}.", versions],
-        [Table("", ("encoder", "source", "context", "weights (image / text)", "history"), rows)],
+        [Table("", ("encoder", "source", "context", "weights (image / text)", "history"), rows, num_brief=4)],
     )
 
 
@@ -77,7 +79,15 @@ def attention_section(content: Mapping[str, Any], figures: Sequence[tuple[str, s
         "Attention of the EOT token to text, mean over layers and heads; a ratio of 1 is an encoder without bias. "
         "Depth: where the first sentence stands; spread: points of R@1 between best and worst."
     )
-    lines = [content["protocol"], f"Made by `{content['command']}` on {content['date']}."]
+    lines = [content["protocol"], *_part_warning(content["benchmark"], content["counts"])]
+    lines.append(f"Made by `{content['command']}` on {content['date']}.")
+    unknown = [name for name, row in content["encoders"].items() if row["worst_recall"] is None]
+    if unknown:
+        lines.append(
+            f"Too few captions for a worst depth of {', '.join(unknown)}: a depth counts, and is drawn, where "
+            f"{content['encoders'][unknown[0]]['min_queries']} queries or more have it. Measure a larger set; "
+            "attention.json has every depth."
+        )
     return Section("Attention and depth", lines, [Table("", header, rows, note)], figures)
 
 
@@ -88,28 +98,34 @@ def zero_shot_section(dataset: str, results: Mapping[str, Mapping[str, Any]]) ->
         for name, row in results.items()
     ]
     first = next(iter(results.values()))
-    lines = [f"{first['classes']:,} classes, each name in {first['prompts']} prompts."]
+    lines = [f"{counted(first['classes'], 'classes')}, each name in {counted(first['prompts'], 'prompts')}."]
     return Section(f"Zero-shot: {dataset}", lines, [Table("", ("encoder", "top-1", "top-5", "pictures", "bad"), rows)])
 
 
 def published_tables(name: str, counts: Mapping[str, int], ours: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """Published rows beside `ours` ({encoder: its unperturbed row}), and apart from them those of other protocols."""
-    rows = published_rows(name, counts)
-    same = [(row.model, _score(row.t2i), _score(row.i2t), row.source) for row, why in rows if not why]
-    other = [(row.model, _score(row.t2i), _score(row.i2t), row.source, why) for row, why in rows if why]
+    """Published rows beside `ours` ({encoder: its unperturbed row}), and apart from them, a table for each reason why
+    not, those of other protocols."""
+    by_reason: dict[str, list[tuple[str, ...]]] = {}
+    for row, why in published_rows(name, counts):
+        by_reason.setdefault(why, []).append((row.model, _score(row.t2i), _score(row.i2t), row.source))
+    header = ("model", "T2I R@1", "I2T R@1", "source")
     tables = []
-    if same:
+    if same := by_reason.pop("", []):
         measured = [
             (encoder, _score(row["t2i_recall@1"]), _score(row["i2t_recall@1"]), "this run")
             for encoder, row in ours.items()
         ]
-        tables.append(
-            Table("Published on the same protocol", ("model", "T2I R@1", "I2T R@1", "source"), [*measured, *same])
-        )
-    if other:
-        header = ("model", "T2I R@1", "I2T R@1", "source", "why not")
-        tables.append(Table("Published under this name, NOT comparable with this run", header, other, is_detail=True))
+        tables.append(Table("Published on the same protocol", header, [*measured, *same]))
+    for why, rows in by_reason.items():
+        title = f"Published under this name, NOT comparable with this run: {why}"
+        tables.append(Table(title, header, rows, is_detail=True))
     return tables
+
+
+def _part_warning(name: str, counts: Mapping[str, int]) -> list[str]:
+    """The line that goes below a protocol which promises more than was measured."""
+    part = why_incomplete(name, counts)
+    return [f"WARNING: this is a part of the benchmark, and a part is easier. The protocol is {part}."] if part else []
 
 
 def _recall_table(results: Mapping[str, Any]) -> Table:
@@ -138,7 +154,7 @@ def _perturbations(results: Mapping[str, Any]) -> list[str]:
 def _full_table(results: Mapping[str, Any]) -> Table:
     header = ["encoder", "perturbation"]
     for way in ("T2I", "I2T"):
-        header += [f"{way} R@1", "95% interval", "drop, %", "R@5", "R@10", "mean rank", "median"]
+        header += [f"{way} R@1", "95% interval", "change, %", "R@5", "R@10", "mean rank", "median"]
     rows = []
     for encoder, of_encoder in results.items():
         for name, row in of_encoder.items():

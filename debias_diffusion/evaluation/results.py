@@ -1,5 +1,6 @@
 """The results file: what was measured, on what, with which versions."""
 
+import hashlib
 import json
 import platform
 import shlex
@@ -10,10 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from debias_diffusion.data.retrieval_set import RetrievalSet
+from debias_diffusion.data.feature_cache import FeatureCache
+from debias_diffusion.data.retrieval_set import PictureFile, RetrievalSet
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.evaluation.attention import AttentionProfile
-from debias_diffusion.evaluation.cache import FeatureCache
 from debias_diffusion.evaluation.depth import DepthCurve
 from debias_diffusion.evaluation.runner import Result, compare_encoders
 
@@ -65,12 +66,25 @@ def benchmark_record(retrieval_set: RetrievalSet, results: dict[str, dict[str, R
     return {
         "protocol": retrieval_set.protocol,
         "counts": counts,
+        "digest": content_digest(retrieval_set),
         "unreadable": list(any_result.unreadable.values()),
         "results": {
             encoder: {name: result.to_row() for name, result in rows.items()} for encoder, rows in results.items()
         },
         "comparisons": compare_encoders(results, seed=seed),
     }
+
+
+def content_digest(retrieval_set: RetrievalSet) -> str:
+    """A hash of what was asked, wherever it lies: captions, whose they are, and pictures, a file's by its size."""
+    pictures = [
+        (picture.path.stat().st_size if picture.path.exists() else None)
+        if isinstance(picture, PictureFile)
+        else picture.identity
+        for picture in retrieval_set.pictures
+    ]
+    content = [retrieval_set.captions, retrieval_set.image_of_caption, retrieval_set.short_captions, pictures]
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
 
 def attention_record(profile: AttentionProfile, curve: DepthCurve) -> dict[str, Any]:
@@ -89,6 +103,7 @@ def attention_record(profile: AttentionProfile, curve: DepthCurve) -> dict[str, 
         "depths": [asdict(row) for row in curve.bins],
         "worst_recall": curve.worst_recall,
         "spread": curve.spread,
+        "min_queries": curve.min_queries,
     }
 
 
@@ -102,6 +117,12 @@ def read_results(path: Path) -> Content:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); expected a results.json that `evaluate` wrote") from error
+    if names := _encoders_of_demo(content):
+        there = [str(path.parent / name) for name in names if (path.parent / name).is_dir()] or names
+        raise ValueError(
+            f"{path} is the demo's table, not what `evaluate` wrote; measure its encoders first, by "
+            f"debias-diffusion evaluate {shlex.join(there)} --output DIR, and compare DIR"
+        )
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"{path} has schema {schema!r}, expected {SCHEMA}; evaluate again with this version")
@@ -109,5 +130,13 @@ def read_results(path: Path) -> Content:
     if not isinstance(benchmarks, dict) or not all(
         isinstance(b, dict) and {"counts", "protocol", "results"} <= b.keys() for b in benchmarks.values()
     ):
-        raise ValueError(f"{path} holds no whole benchmarks; evaluate again")
+        raise ValueError(f"{path} holds no whole benchmarks; expected a results.json that `evaluate` wrote")
     return content
+
+
+def _encoders_of_demo(content: Any) -> list[str]:
+    """The encoders in a table {encoder: {perturbation: {metric: percent}}}, as the demo writes it; else none."""
+    if not isinstance(content, dict) or not content:
+        return []
+    is_table = all(isinstance(row, dict) and "t2i_recall@1" in (row.get("none") or ()) for row in content.values())
+    return list(content) if is_table else []

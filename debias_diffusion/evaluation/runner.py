@@ -12,9 +12,9 @@ from torch import Tensor
 
 from debias_diffusion.captions.perturb import Perturbation, parse_perturbation, perturb_captions
 from debias_diffusion.captions.sentences import SPLITTERS
+from debias_diffusion.data.feature_cache import FeatureCache, TextFeatures
 from debias_diffusion.data.retrieval_set import RetrievalSet
 from debias_diffusion.encoders.encoder import Encoder
-from debias_diffusion.evaluation.cache import FeatureCache, TextFeatures
 from debias_diffusion.evaluation.retrieval import Ranks, hits_at, retrieval_metrics, retrieval_ranks
 from debias_diffusion.evaluation.statistics import bootstrap_interval, drop, paired_test
 

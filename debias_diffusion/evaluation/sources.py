@@ -4,17 +4,23 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from open_clip import list_pretrained_tags_by_model
+from tyro.conf import arg
 
 from debias_diffusion.data.benchmarks import BENCHMARKS, MANIFEST, load_benchmark
+from debias_diffusion.data.feature_cache import DEFAULT_FOLDER, FeatureCache
 from debias_diffusion.data.retrieval_set import RetrievalSet
 from debias_diffusion.data.scene_sets import scene_retrieval_set
 from debias_diffusion.encoders.checkpoint import load_encoder
 from debias_diffusion.encoders.encoder import Encoder
+from debias_diffusion.encoders.folders import CONFIG_FILE
 from debias_diffusion.encoders.foreign import Tables
-from debias_diffusion.encoders.specs import split_source
-from debias_diffusion.evaluation.cache import DEFAULT_FOLDER, FeatureCache
+from debias_diffusion.encoders.rows import named_source
+from debias_diffusion.encoders.specs import RANDOM
+from debias_diffusion.evaluation.page import printable
 
 
 @dataclass(frozen=True)
@@ -22,18 +28,18 @@ class Loading:
     """How encoders are read.
 
     Args:
-        device: Where towers run; "auto" is a GPU where there is one.
+        device: Where towers run: cpu, cuda, cuda:1 ...; auto is a GPU where there is one.
         quick_gelu: The activation of weight files that do not record it: True for OpenAI's, False for LAION's.
         tables: How two position tables become one: "fused" as trained, "first" as the official loader does.
         cache: Keep features on disk, so that the next table takes seconds.
         cache_dir: Where they are kept.
     """
 
-    device: str = "auto"
+    device: Annotated[str, arg(metavar="NAME")] = "auto"
     quick_gelu: bool | None = None
     tables: Tables = "fused"
     cache: bool = True
-    cache_dir: Path = DEFAULT_FOLDER
+    cache_dir: Annotated[Path, arg(metavar="DIR")] = DEFAULT_FOLDER
 
     def encoders(self, names: Mapping[str, str]) -> Iterator[tuple[str, Encoder]]:
         """Reads one encoder after another, so that only one is in memory."""
@@ -49,28 +55,52 @@ class Loading:
 
 
 def encoder_names(sources: Sequence[str]) -> dict[str, str]:
-    """The sources under short names (see `short_names`), after a look at whether there is something at each.
+    """The sources under short names (see `short_names`), after a look at whether there is an encoder at each.
 
-    Raises ValueError where there is no source, FileNotFoundError where there is nothing at one.
+    Raises ValueError where there is no source, or a folder of encoders in the place of one; FileNotFoundError where
+    there is nothing at one.
     """
     if not sources:
         raise ValueError("no encoder was named: give a folder, a checkpoint file, or ROW:TAG such as ViT-L-14:openai")
     for source in sources:
-        if split_source(source) is None and not Path(source).exists():
+        if _holds_none(source):
             load_encoder(source)  # says what may stand here, and reads nothing
     return short_names(sources)
 
 
+def _holds_none(source: str) -> bool:
+    """Whether a look at names tells that there is no encoder; ValueError for a folder that holds some, or will."""
+    if named := named_source(source):
+        spec, pretrained = named
+        tags = {RANDOM, *spec.tags, *list_pretrained_tags_by_model(spec.architecture)}
+        return pretrained not in tags and not Path(pretrained).is_file()
+    folder = Path(source)
+    if not folder.is_dir():
+        return not folder.exists()
+    if (folder / CONFIG_FILE).is_file():
+        return False
+    inside = sorted(str(config.parent) for config in folder.glob(f"*/{CONFIG_FILE}"))
+    if inside:
+        what = f"its encoder is {inside[0]}" if len(inside) == 1 else f"it holds {', '.join(inside)}; name those meant"
+        raise ValueError(f"{source} is no encoder: {what}")
+    if (folder / "checkpoints").is_dir():
+        raise ValueError(
+            f"{source} is a run whose training has not ended: end it with --resume, then name {source}/encoder"
+        )
+    return not (folder / "config.json").is_file()
+
+
 def short_names(sources: Sequence[str]) -> dict[str, str]:
-    """{name: source} in order, a name being the last parts of the source's path that tell it from the others.
+    """{name: source} in order, a name being the last parts of the source's path that tell it from the others, as text
+    that can be printed.
 
     >>> short_names(["miniature:random", "miniature:random"])
     {'miniature:random': 'miniature:random'}
     """
     parts = {source: _parts(source) for source in sources}
     return {
-        next(
-            ("/".join(own[-n:]) for n in range(1, len(own) + 1) if _is_alone(own[-n:], parts.values())), source
+        printable(
+            next(("/".join(own[-n:]) for n in range(1, len(own) + 1) if _is_alone(own[-n:], parts.values())), source)
         ): source
         for source, own in parts.items()
     }
@@ -110,7 +140,7 @@ def _parse_benchmark(spec: str, root: Path | None) -> tuple[str, Path | int]:
 
 
 def _parts(source: str) -> tuple[str, ...]:
-    named = split_source(source)
+    named = named_source(source)
     path = Path(named[1] if named else source)
     if not path.exists():
         return (source,)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from debias_diffusion.data.pictures import PICTURE_SUFFIXES, BadPicture, open_picture
-from debias_diffusion.data.text_files import json_document
+from debias_diffusion.data.text_files import counted, json_document
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.features import image_features, text_features
 from debias_diffusion.evaluation.retrieval import recall_at, retrieval_ranks
@@ -54,7 +54,9 @@ def zero_shot_accuracy(
     labels: list[int] = []
     pictures = image_features(encoder, _readable(labelled.pictures, labels), progress=progress)
     if not labels:
-        raise ValueError(f"none of the {len(labelled.pictures)} pictures in {root} can be read; see the log for each")
+        raise ValueError(
+            f"{root}: {counted(len(labelled.pictures), 'pictures')}, none of which can be read; see the log"
+        )
     # A picture looking for its class is a query looking for its one right candidate.
     ranks = retrieval_ranks(classes, pictures, torch.tensor(labels)).t2i
     return {
@@ -81,7 +83,7 @@ def folder_classes(root: Path) -> dict[str, str]:
     Names come from class_names.json in `root` ({"folder": "name", ...}, which may name more folders than there are) or,
     without it, are the folders' own with "_" read as a space. The 1,000 folders of ImageNet (n01440764 ...) get
     open_clip's ImageNet names; fewer of them tell nothing without the file. Raises FileNotFoundError where there is no
-    folder, ValueError where names are missing.
+    folder, ValueError where names are missing or two classes have one name (ImageNet's own two pairs excepted).
     """
     folders = []
     if root.is_dir():
@@ -92,7 +94,7 @@ def folder_classes(root: Path) -> dict[str, str]:
     if names_file.is_file():
         return _named_by_file(folders, names_file)
     if not all(_WORDNET_ID.fullmatch(folder) for folder in folders):
-        return {folder: folder.replace("_", " ") for folder in folders}
+        return _distinct({folder: folder.replace("_", " ") for folder in folders}, root)
     if len(folders) != len(IMAGENET_CLASSNAMES):
         raise ValueError(
             f"{root} holds {len(folders)} folders called by WordNet ids, and ImageNet has {len(IMAGENET_CLASSNAMES)}; "
@@ -106,8 +108,24 @@ def _named_by_file(folders: Sequence[str], path: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not all(isinstance(name, str) and name.strip() for name in names.values()):
         raise ValueError(f'{path}: expected an object such as {{"{folders[0]}": "name of the class", ...}}')
     if missing := [folder for folder in folders if folder not in names]:
-        raise ValueError(f"{path} names no class for {len(missing)} folders, such as {missing[0]!r}; add them")
-    return {folder: names[folder] for folder in folders}
+        raise ValueError(
+            f"{path} names no class for {counted(len(missing), 'folders')}, such as {missing[0]!r}; add them"
+        )
+    return _distinct({folder: names[folder] for folder in folders}, path)
+
+
+def _distinct(classes: dict[str, str], where: Path) -> dict[str, str]:
+    """The classes, if prompts can tell them apart: of two with one name every picture of the later would count as wrong."""
+    folders: dict[str, str] = {}
+    for folder, name in classes.items():
+        key = " ".join(name.lower().split())  # as the tokenizer reads it
+        if key in folders:
+            raise ValueError(
+                f"{where}: the folders {folders[key]!r} and {folder!r} are both the class {name!r}; merge them, or give "
+                f"each a name of its own in {CLASS_NAMES_FILE}"
+            )
+        folders[key] = folder
+    return classes
 
 
 def _open_folder(root: Path) -> _Labelled:
@@ -119,7 +137,7 @@ def _open_folder(root: Path) -> _Labelled:
         if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file()
     ]
     if not pictures:
-        raise FileNotFoundError(f"the {len(classes)} class folders of {root} hold no pictures")
+        raise FileNotFoundError(f"{root}: {counted(len(classes), 'class folders')} without a picture in them")
     return _Labelled(list(classes.values()), pictures)
 
 

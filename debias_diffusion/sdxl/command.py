@@ -8,8 +8,10 @@ import tyro
 
 from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
 from debias_diffusion.encoders.encoder import Encoder
+from debias_diffusion.sdxl.card_numbers import read_numbers
 from debias_diffusion.sdxl.drift import PROMPTS, drift_table, slot_drift
 from debias_diffusion.sdxl.export import export_slot, push_folder
+from debias_diffusion.sdxl.shipped import checkpoint_source, slots_source
 from debias_diffusion.sdxl.single_file import export_single_file, import_tower
 from debias_diffusion.sdxl.slots import find_slot, slot_of_width, text_tower
 
@@ -26,6 +28,7 @@ def export(
     stretch: int | None = None,
     blend: float = 1.0,
     base: str | None = None,
+    numbers: Path | None = None,
     push: str | None = None,
     public: bool = False,
 ) -> str:
@@ -40,11 +43,12 @@ def export(
         stretch: Positions to stretch the tower to first, untrained: for the slot beside a trained one.
         blend: Share of the encoder's weights, the rest from --base: 1 is the encoder, 0 the stretched base.
         base: The encoder it was tuned from: for --blend; with --to encoder, where image tower and tokenizer come from.
+        numbers: The results.json of `evaluate`, or its folder, for the README.md's table of the encoder's recalls.
         push: Hub repository to upload the written folder to; private, and only when named.
         public: Makes a new hub repository public.
     """
-    if push and to != "slot":
-        raise ValueError("--push uploads slot folders; leave out --to")
+    if (push or numbers) and to != "slot":
+        raise ValueError("--push and --numbers are for slot folders; leave out --to")
     if to == "encoder":
         return _import(source, output, slot, base)
     encoder = load_encoder(source)
@@ -55,10 +59,12 @@ def export(
     if to == "single-file":
         path = export_single_file(encoder, name, output, dtype=dtype, blend=blend, base=other)
         return f"{path}: {name} for {encoder.context_length} tokens, {dtype}"
-    folder = export_slot(encoder, name, output, dtype=dtype, blend=blend, base=other)
+    measured = read_numbers(numbers, source) if numbers else None
+    folder = export_slot(encoder, name, output, dtype=dtype, blend=blend, base=other, numbers=measured)
     lines = [_written(encoder, name, folder)]
     if push:
-        lines.append(f"uploaded to {push_folder(folder, push, private=not public)}")
+        address = push_folder(folder, push, private=not public)
+        lines.append(f"uploaded to {address}; its README.md waits for you to state the licence")
     return "\n".join(lines)
 
 
@@ -72,8 +78,9 @@ def drift(
     """Measures how far a text encoder is from the one SDXL was trained with; returns a table.
 
     Args:
-        encoder: Slot folder, SDXL folder, encoder folder or ROW:TAG to measure.
-        reference: The original, in any of the same forms: stock SDXL's folder, or ViT-L-14:openai.
+        encoder: Slot folder, SDXL folder, encoder folder or ROW:TAG to measure; miniature:debias and the like are shipped.
+        reference: The original, in any of the same forms: stock SDXL's folder, ViT-L-14:openai, or miniature, the small
+            SDXL that is shipped.
         slot: Which of SDXL's encoders.
         prompts: Text file with one prompt a line; a few short ones where none is given.
         output: JSON file for all numbers, by position too.
@@ -83,7 +90,8 @@ def drift(
         if not prompts.is_file():
             raise FileNotFoundError(f"no file of prompts at {prompts}")
         lines = tuple(line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip())
-    result = slot_drift(encoder, reference, lines, slot=slot)
+    tested, original = (slots_source(checkpoint_source(source)) for source in (encoder, reference))
+    result = slot_drift(tested, original, lines, slot=slot)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(result, indent=2) + "\n")

@@ -1,6 +1,7 @@
 """Encoder -> SDXL slot folder that opens in the stock pipeline, written whole or not at all."""
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from debias_diffusion.encoders.checkpoint import replace_folder
 from debias_diffusion.encoders.convert import StateDict
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.positions import stretch_positions, stretch_ratio
-from debias_diffusion.sdxl.model_card import CARD_FILE, is_our_card, model_card, public_history
+from debias_diffusion.sdxl.card_numbers import Numbers
+from debias_diffusion.sdxl.model_card import CARD_FILE, is_miniature, is_our_card, model_card, public_history
 from debias_diffusion.sdxl.slot_folder import check_slot, slot_metadata
 from debias_diffusion.sdxl.slots import (
     DTYPES,
@@ -34,6 +36,8 @@ from debias_diffusion.sdxl.slots import (
     vocabulary,
 )
 
+logger = logging.getLogger(__name__)
+
 
 def export_slot(
     encoder: Encoder,
@@ -43,19 +47,24 @@ def export_slot(
     dtype: str = "fp16",
     blend: float = 1.0,
     base: Encoder | None = None,
+    numbers: Numbers | None = None,
 ) -> Path:
     """Returns `folder`, with the encoder's text tower in its text_encoder and tokenizer (or the two `_2`).
 
-    Both slots can be exported into one folder; its README.md tells of all it holds. `blend` below 1 mixes the weights
-    with those of `base`, stretched to the same length: 0 is the base alone. What is written is read back and checked
-    before it takes its place; a text encoder this package did not write is never replaced.
+    Both slots can be exported into one folder; its README.md tells of all it holds, with the encoder's `numbers` where
+    they are given. `blend` below 1 mixes the weights with those of `base`, stretched to the same length: 0 is the base
+    alone. What is written is read back and checked before it takes its place; a text encoder this package did not write
+    is never replaced. Warns of a tower that stock SDXL cannot take.
     """
+    if numbers and blend != 1:
+        raise ValueError("the numbers are the encoder's, not a blend's; leave out one of the two")
     spec, folder = find_slot(slot), Path(folder)
     state = cast_state(blended_state(encoder, slot, blend, base), dtype, projection=spec.projects)
     _refuse_foreign(folder, spec)
     config = slot_config(text_tower(encoder), encoder.tokenizer, slot)
     config.dtype = DTYPES[dtype]
-    setattr(config, RECORD, slot_record(encoder, slot, dtype, blend, base))
+    record = slot_record(encoder, slot, dtype, blend, base)
+    setattr(config, RECORD, record | ({"numbers": numbers} if numbers else {}))
     with partial_folder(folder) as partial:
         (partial / slot).mkdir()
         config.save_pretrained(partial / slot)
@@ -66,7 +75,18 @@ def export_slot(
         for name in (spec.tokenizer, slot):
             replace_folder(partial / name, folder / name)
     _write_card(folder)
+    warn_of_width(encoder, spec, record)
     return folder
+
+
+def warn_of_width(encoder: Encoder, spec: SlotSpec, record: dict[str, Any]) -> None:
+    """Logs one line where stock SDXL cannot take a tower for its width; the miniature's own pipeline takes its own."""
+    width = text_tower(encoder).token_embedding.embedding_dim
+    if width != spec.width and not is_miniature(record):
+        logger.warning(
+            "%s has a text tower %d wide: only a UNet made for it can take it, not stock SDXL, whose %s is %s, %d wide",
+            *(encoder.name, width, spec.name, spec.tower, spec.width),
+        )
 
 
 def blended_state(encoder: Encoder, slot: str, blend: float = 1.0, base: Encoder | None = None) -> StateDict:

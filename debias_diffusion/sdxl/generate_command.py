@@ -11,6 +11,7 @@ from diffusers import StableDiffusionXLPipeline
 from debias_diffusion.sdxl.generate import Settings, as_pipeline, compare, token_report
 from debias_diffusion.sdxl.generate import generate as generate_pictures
 from debias_diffusion.sdxl.prompts import PromptLine, read_prompts
+from debias_diffusion.sdxl.shipped import checkpoint_source, slots_source
 from debias_diffusion.sdxl.slots import SLOTS, find_dtype
 
 Positional = Annotated[str, tyro.conf.Positional]
@@ -43,13 +44,15 @@ def generate(
     """Draws every prompt with every seed; returns where the pictures are and which prompts were cut.
 
     Args:
-        base: SDXL checkpoint: a diffusers folder or hub name, or one .safetensors file.
+        base: SDXL checkpoint: a diffusers folder or hub name, one .safetensors file, or "miniature", the small one that
+            is shipped.
         output: Folder for the pictures and contact-sheet.png. Run again, it goes on where it stopped.
         prompt: Prompts, each in quotes.
         prompts: File of prompts: .txt, one a line, or .jsonl with prompt, prompt_2, negative, seed.
         seed: Seeds; a seed in the prompt file goes before them.
         negative: Negative prompt, where the file gives none.
-        text_encoder: Slot folder or encoder for the first slot, in place of the checkpoint's own.
+        text_encoder: Slot folder or encoder for the first slot, in place of the checkpoint's own; for the miniature also
+            miniature:stretched, miniature:long-clip or miniature:debias.
         text_encoder_2: The same for the second slot.
         compare_with_base: Draws the same with the checkpoint's own encoders too, cut at their length as diffusers does.
         steps: Denoising steps.
@@ -71,11 +74,14 @@ def generate(
     if not lines:
         raise ValueError("no prompt: give --prompt or --prompts FILE")
     settings = Settings(steps, guidance_scale, width, height, clip_skip, _length(max_length), syntax)
-    encoders = {n: v for n, v in zip(SLOTS, (text_encoder, text_encoder_2), strict=True) if v is not None}
+    named = zip(SLOTS, (text_encoder, text_encoder_2), strict=True)
+    encoders = {name: slots_source(source) for name, source in named if source is not None}
     if compare_with_base and not encoders:
         raise ValueError("--compare-with-base needs other encoders: give --text-encoder or --text-encoder-2")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    pipe = _load(base, find_dtype(dtype or ("fp32" if device == "cpu" else "fp16")), variant, config)
+    pipe = load_pipeline(
+        checkpoint_source(base), find_dtype(dtype or ("fp32" if device == "cpu" else "fp16")), variant, config
+    )
     if offload:
         pipe.enable_model_cpu_offload(device=device)
     else:
@@ -93,7 +99,7 @@ def generate(
     return "\n".join([f"{count} pictures in {output}, side by side in contact-sheet.png", *said])
 
 
-def _load(base: str, dtype: torch.dtype, variant: str | None, config: Path | None) -> Any:
+def load_pipeline(base: str, dtype: torch.dtype, variant: str | None, config: Path | None) -> Any:
     if base.endswith(".safetensors"):
         named = {} if config is None else {"config": str(config)}
         return StableDiffusionXLPipeline.from_single_file(base, dtype=dtype, **named)

@@ -1,21 +1,15 @@
 """The README.md of an exported folder: what the towers are, how they were made, how to use them, what is not known."""
 
+import re
 from pathlib import Path
 from typing import Any
 
-from debias_diffusion.encoders.specs import SPECS, split_source
+from debias_diffusion.sdxl.card_numbers import numbers_section
 from debias_diffusion.sdxl.slots import RECORD, SLOTS
 
 CARD_FILE = "README.md"
+_UNSTATED = "license: unknown"
 _MARK = "tags: [debias-diffusion, text-encoder, sdxl]"
-
-LICENCES = {
-    "ViT-B-16": "MIT (OpenAI's CLIP weights)",
-    "ViT-L-14": "MIT (OpenAI's CLIP weights)",
-    "ViT-bigG-14": "MIT (LAION's OpenCLIP weights)",
-    "miniature": "MIT (made from drawn scenes by this project)",
-}
-"""Licence of the weights each row of encoders starts from."""
 
 _RECIPE_FIELDS = (
     *("recipe", "context_length", "keep_positions", "short_weight", "pca_dim", "batch_size", "steps"),
@@ -42,8 +36,14 @@ parts = {{
 {parts}
 }}
 base = "stabilityai/stable-diffusion-xl-base-1.0"
-pipe = StableDiffusionXLPipeline.from_pretrained(base, torch_dtype=torch.float16, **parts)
+pipe = StableDiffusionXLPipeline.from_pretrained(base, dtype=torch.float16, **parts)
 ```"""
+
+_LICENCE = """## Licence
+
+Not known to this card. Whoever publishes this folder checks the licences of what it was made from, and states the result
+here and in the `license` field above:
+"""
 
 _ALONE = """
 
@@ -52,24 +52,25 @@ this folder, or use debias-diffusion's own pipeline, which takes mixed lengths."
 
 
 def is_our_card(text: str) -> bool:
-    """Whether a README.md was written by this export and may be rewritten by it."""
-    return _MARK in text[:400]
+    """Whether a README.md was written by this export and may be rewritten by it: not once its licence is stated."""
+    return _MARK in text[:400] and _UNSTATED in text[:400]
 
 
 def model_card(configs: list[dict[str, Any]]) -> str:
     """The card of a folder whose slots have these config.json contents, as Markdown with the hub's front matter."""
     records = [config[RECORD] for config in configs]
-    rows = [_base_row(record) for record in records]
     table = ["| slot | class | tower | tokens | activation | dtype |", "| --- | --- | --- | --- | --- | --- |"]
     parts = [
-        f"---\nlicense: {'mit' if all(rows) else 'other'}\nlibrary_name: diffusers\n{_MARK}\n---",
+        f"---\n{_UNSTATED}\nlibrary_name: diffusers\n{_MARK}\n---",
         f"# SDXL text encoder{'s' if len(configs) > 1 else ''}: {', '.join(record['encoder'] for record in records)}",
         "\n".join([*table, *(_row(config) for config in configs)]),
         _usage(configs),
         *(_making(record) for record in records),
+        *(numbers_section(record["slot"], record["numbers"]) for record in records if record.get("numbers")),
+        "\n".join([_LICENCE, *(_ingredients(record) for record in records)]),
         _LIMITS,
     ]
-    if "miniature" in rows:
+    if any(map(is_miniature, records)):
         parts[-1] += "\n- A miniature: it shows that the code works and says nothing about photographs."
     return "\n\n".join(parts) + "\n"
 
@@ -112,23 +113,29 @@ def _making(record: dict[str, Any]) -> str:
         lines += [
             f"- weights: {record['blend']} of the tuned tower, the rest from {record.get('blended_with')}, stretched"
         ]
-    lines += [f"- {key.replace('_', ' ')}: {_value(value)}" for key, value in history.items()]
-    row = _base_row(record)
-    licence = LICENCES[row] if row else "that of the weights it started from, which this card does not know"
-    lines += [f"- licence of the weights: {licence}"]
-    if "sharegpt4v" in str((training or {}).get("data", "")).lower():
-        lines += ["- ShareGPT4V's captions are for non-commercial use (CC BY-NC 4.0)"]
+    start = "the start's " if training else ""  # what the history told before this training is not of its result
+    told = {key: "" if key == "unreadable_pictures" else start for key in history}
+    lines += [f"- {told[key]}{key.replace('_', ' ')}: {_value(value)}" for key, value in history.items()]
     return "\n".join(lines)
 
 
-def _base_row(record: dict[str, Any]) -> str | None:
-    """The row of known encoders a tower started from, as far as its record tells."""
+def _ingredients(record: dict[str, Any]) -> str:
+    """What a publisher has to look up: the weights a slot started from and the data it was trained on, by name."""
     history = record.get("history") or {}
-    for source in (history.get("base"), (history.get("training") or {}).get("encoder"), record.get("encoder")):
-        named = split_source(str(source))
-        if named and named[1] != "random":
-            return named[0] if named[0] in SPECS else None
-    return None
+    training = history.get("training")
+    text = f"- `{record['slot']}`: the weights it started from ({history.get('base', 'not recorded')})"
+    if training:
+        text += f", the pictures and captions it was trained on ({training.get('data') or 'not recorded'})"
+    if record["blend"] != 1:
+        text += f", the weights it is blended with ({record.get('blended_with')})"
+    return text
+
+
+def is_miniature(record: dict[str, Any]) -> bool:
+    """Whether a slot's record says that its tower comes from the miniature, which has widths of its own."""
+    history = record.get("history") or {}
+    starts = (history.get("base"), (history.get("training") or {}).get("encoder"), record.get("encoder"))
+    return any("miniature" in str(start) for start in starts)
 
 
 def _value(value: object) -> str:
@@ -138,14 +145,24 @@ def _value(value: object) -> str:
 
 
 def public_history(history: dict[str, Any]) -> dict[str, Any]:
-    """A history fit to travel: folders of the machine that trained are left out, data files keep their name.
+    """A history fit to travel: folders of the machine that trained are left out, files keep their name.
 
     >>> public_history({"base": "ViT-L-14:openai", "training": {"data": "/disk/a.json", "output": "runs/x"}})
     {'base': 'ViT-L-14:openai', 'training': {'data': 'a.json'}}
+    >>> public_history({"base": "openai file /home/me/ViT-L-14.pt"})
+    {'base': 'openai file ViT-L-14.pt'}
     """
+    history = {key: _without_folders(value) if key == "base" else value for key, value in history.items()}
     if "training" not in history:
-        return dict(history)
+        return history
     kept = {k: v for k, v in history["training"].items() if k not in ("output", "image_root")}
     if "data" in kept:
         kept["data"] = Path(str(kept["data"])).name
+    if "encoder" in kept:
+        kept["encoder"] = _without_folders(kept["encoder"])
     return {**history, "training": kept}
+
+
+def _without_folders(text: object) -> str:
+    """A text that may end in the absolute path of a file, with the file's name alone."""
+    return re.sub(r"(?<![\w.~-])~?/(?:[^/]+/)*", "", str(text))

@@ -139,14 +139,23 @@ def debias_pipeline(pipe: DiffusionPipeline) -> Any:
     return own
 
 
+def pipeline_file() -> Path:
+    """The file of this project's pipeline, as `custom_pipeline=` takes it: in pipelines/ of a checkout, beside this module
+    in an installed package."""
+    here = Path(__file__).resolve()
+    places = (here.parents[2] / "pipelines" / _FILE, here.with_name(_FILE))
+    for path in places:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"{_FILE} is in neither {places[0].parent} nor {places[1].parent}; install the package again"
+    )
+
+
 @cache
 def pipeline_class() -> type[StableDiffusionXLPipeline]:
-    """The class in pipelines/pipeline_debias_sdxl.py, which is also shipped beside this file."""
-    here = Path(__file__)
-    candidates = [here.with_name(_FILE), here.parents[2] / "pipelines" / _FILE]
-    path = next((candidate for candidate in candidates if candidate.is_file()), None)
-    if path is None:
-        raise FileNotFoundError(f"{_FILE} is in neither {candidates[0].parent} nor {candidates[1].parent}; reinstall")
+    """The class in `pipeline_file`."""
+    path = pipeline_file()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be imported")

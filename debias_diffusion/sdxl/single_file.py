@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from debias_diffusion.encoders.convert import StateDict, text_from_transformers
 from debias_diffusion.encoders.encoder import Encoder, build
 from debias_diffusion.encoders.foreign import read_tensors
-from debias_diffusion.sdxl.export import blended_state, save_weights, slot_record
+from debias_diffusion.sdxl.export import blended_state, save_weights, slot_record, warn_of_width
 from debias_diffusion.sdxl.slot_folder import WEIGHTS_FILES, check_slot, slot_metadata, slot_root
 from debias_diffusion.sdxl.slots import (
     RECORD,
@@ -47,14 +47,15 @@ def export_single_file(
         raise ValueError(f"{encoder.name} has no text projection, which a single-file text encoder must carry")
     state = cast_state(blended_state(encoder, slot, blend, base), dtype, projection=True)
     config = slot_config(text_tower(encoder), encoder.tokenizer, slot)
-    record = json.dumps(slot_record(encoder, slot, dtype, blend, base))
+    record = slot_record(encoder, slot, dtype, blend, base)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        save_weights(state, partial, slot_metadata(spec, config.to_dict()) | {RECORD: record})
+        save_weights(state, partial, slot_metadata(spec, config.to_dict()) | {RECORD: json.dumps(record)})
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+    warn_of_width(encoder, spec, record)
     return path
 
 

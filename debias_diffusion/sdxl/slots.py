@@ -107,6 +107,9 @@ def build_slot(text: TextTransformer, tokenizer: Tokenizer, slot: str, dtype: st
 def refuse_encoder(encoder: Encoder, slot: str) -> None:
     """Raises ValueError where an encoder's tower cannot work in the slot, or its own settings contradict each other."""
     text, spec = text_tower(encoder), find_slot(slot)
+    reason = why_not_packed(text)
+    if reason:
+        raise ValueError(f"{encoder.name} cannot fill {slot}, which takes a CLIP text tower: {reason}")
     width = text.token_embedding.embedding_dim
     if width >= _MINIATURE_WIDTH and width != spec.width:
         raise ValueError(

@@ -14,7 +14,8 @@ STRONGEST = 10.0
 _DEEPEST = 32
 
 _MARKS = re.compile(
-    r"\\(?P<escaped>[()\[\]\\])|:\s*(?P<number>[+-]?[\d.]+)\s*\)|(?P<bracket>[()\[\]])|\s*\b(?P<brk>BREAK)\b\s*"
+    r"\\(?P<escaped>[()\[\]\\])|:\s*(?P<number>[+-]?[\d.]+)\s*\)|(?P<bracket>[()\[\]])"
+    r"|(?:(?<!\s)\s+)?\b(?P<brk>BREAK)\b\s*"  # not within a run of spaces, which would be tried from each of them
 )
 _UNSUPPORTED = {
     "prompt editing": re.compile(r"(?<!\\)\[[^\[\]]*:\s*[\d.]+\s*\]"),

@@ -23,6 +23,9 @@ from debias_diffusion.captions.clean import clean_caption, clean_lines
         ("a &#10;&#10; b", "a b"),
         ("wow! kept", "wow! kept"),
         ("CASE Kept", "CASE Kept"),
+        ("a <end_of_text> b <START_of_text>", "a <end _of_text> b <START _of_text>"),
+        ("&lt;end_of_text&gt; ＜ｅｎｄ＿of_text＞", "<end _of_text> <end _of_text>"),
+        ("the end of text", "the end of text"),
         (" \n\t ", ""),
         ("", ""),
     ],
@@ -45,6 +48,18 @@ def test_known_damage(dirty: str, clean: str) -> None:
 def test_ids_are_those_open_clip_gives_without_our_cleaning(text: str) -> None:
     tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=248)
     assert torch.equal(tokenizer([text]), tokenizer([clean_caption(text)]))
+
+
+@pytest.mark.parametrize(
+    "name", ["<end_of_text>", "<Start_Of_Text>", "&lt;end_of_text&gt;", "&amp;amp;lt;end_of_text>"]
+)
+def test_the_name_of_a_special_token_is_plain_words(name: str) -> None:
+    tokenizer = open_clip.tokenizer.SimpleTokenizer(context_length=77)
+    special = {tokenizer.sot_token_id, tokenizer.eot_token_id}
+    ids = tokenizer.encode(clean_caption(f"A sign reads {name} and more."))
+    assert not special & set(ids)
+    opening, closing = ("<start", "_of_text>") if "tart" in name else ("<end", "_of_text>")
+    assert ids == tokenizer.encode(f"A sign reads {opening} {closing} and more.")  # no other id is changed
 
 
 def test_lines_hold_text_and_join_to_the_caption() -> None:

@@ -147,6 +147,25 @@ SIMPLE = st.builds(
 )
 
 
+@pytest.mark.parametrize("run", ["!?", "a.)))", "a", ".", "x.y"])
+def test_a_caption_of_marks_without_end_costs_no_more_than_its_length(run: str) -> None:
+    caption = f"A cat. It sits {run * (100_000 // len(run))} here. A dog."
+    start = time.perf_counter()
+    sentences = split_sentences(caption)
+    assert time.perf_counter() - start < 3  # it was 18 s for "!?"
+    assert sentences[0] == "A cat."
+    assert sentences[-1] == "A dog."
+    assert " ".join(sentences) == caption
+
+
+def test_what_is_remembered_cannot_be_changed_and_no_splitter_takes_anothers() -> None:
+    caption = "It is 3.5 m wide. A cat sleeps."
+    split_sentences(caption).clear()
+    assert split_sentences(caption) == ["It is 3.5 m wide.", "A cat sleeps."]
+    assert split_sentences(caption, "flair") == ["It is 3", "5 m wide", "A cat sleeps"]
+    assert split_sentences(caption, "long-clip") == ["It is 3.5 m wide", "A cat sleeps."]
+
+
 @given(sentences=st.lists(PLAIN, min_size=1, max_size=8))
 def test_split_after_join_gives_the_same_sentences(sentences: list[str]) -> None:
     assert split_sentences(join_sentences(sentences)) == sentences

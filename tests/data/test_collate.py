@@ -6,7 +6,7 @@ from PIL import Image
 
 from debias_diffusion.captions.augment import RECIPES
 from debias_diffusion.captions.sentences import split_sentences
-from debias_diffusion.data.collate import StepOrder, TextBranches, TrainingRows, collate_rows
+from debias_diffusion.data.collate import PixelValues, StepOrder, TextBranches, TrainingRows, collate_rows
 from debias_diffusion.data.pictures import BadPicture
 from debias_diffusion.data.scene_sets import ScenePairs
 from debias_diffusion.encoders.encoder import MINIATURE_FOLDER
@@ -53,10 +53,10 @@ def test_a_caption_longer_than_the_context_leaves_no_room_for_padding():
 
 
 class Broken(ScenePairs):
-    def open(self, index):
+    def open(self, index, min_side=None):
         if index == 1:
             raise BadPicture(Path("one.png"), "is empty")
-        return super().open(index)
+        return super().open(index, min_side)
 
 
 def to_tensor(picture: Image.Image) -> torch.Tensor:
@@ -64,10 +64,10 @@ def to_tensor(picture: Image.Image) -> torch.Tensor:
 
 
 def test_an_unreadable_picture_is_left_out_and_named():
-    rows = TrainingRows(Broken(3), branches("debias"), to_tensor)
+    rows = TrainingRows(Broken(3), branches("debias"), PixelValues(Broken(3), to_tensor, 1))
     batch = collate_rows([rows[0, i] for i in range(3)], 248)
     assert batch.keys == ["train/0/0", "train/0/2"]
-    assert batch.pixel_values.shape == (2, 3, 2, 2)
+    assert batch.images.shape == (2, 3, 2, 2)
     assert len(batch.faults) == 1
     assert "one.png" in batch.faults[0]
     ids, num_prefix = batch.texts()
@@ -79,8 +79,8 @@ def test_an_unreadable_picture_is_left_out_and_named():
 
 
 def test_a_batch_with_no_readable_picture_is_empty():
-    rows = TrainingRows(Broken(3), branches("debias"), to_tensor)
-    assert len(collate_rows([rows[0, 1]], 248).pixel_values) == 0
+    rows = TrainingRows(Broken(3), branches("debias"), PixelValues(Broken(3), to_tensor, 1))
+    assert len(collate_rows([rows[0, 1]], 248).images) == 0
 
 
 def steps(order):

@@ -1,6 +1,7 @@
 """Training pairs: each source read as it lies, what is left out counted, and a bad row named by file and place."""
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Sequence
@@ -92,7 +93,7 @@ def test_the_default_holds_out_a_thousand(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_all_held_out_says_so(captions_json: Path) -> None:
-    with pytest.raises(ValueError, match=r"its 6 records are all held out \(held_out=1,000\); .* smaller held_out"):
+    with pytest.raises(ValueError, match=r"6 records, all held out \(held_out=1,000\); .* smaller held_out"):
         open_pairs(captions_json)
 
 
@@ -175,6 +176,16 @@ def test_a_broken_record_does_not_drag_in_the_rest_of_the_file(tmp_path: Path, m
         list(json_array(path))
 
 
+@pytest.mark.parametrize("name", ["deep.json", "deep.jsonl"])
+def test_json_nested_without_end_is_refused_not_a_crash(tmp_path: Path, name: str) -> None:
+    nest = '{"image": ' * 100_000
+    (tmp_path / name).write_text(f"[{nest}" if name.endswith("json") else nest)
+    with pytest.raises(ValueError, match=r"deep\.jsonl?: ?.*nested too deeply"):
+        open_pairs(tmp_path / name)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        text_files.json_document(tmp_path / name)
+
+
 def test_a_manifest_is_relative_to_its_folder_and_keeps_its_keys(tmp_path: Path) -> None:
     picture(tmp_path / "images/a.jpg", "blue")
     path = write_lines(
@@ -242,6 +253,18 @@ def test_a_folder_pairs_pictures_with_the_text_beside_them(tmp_path: Path) -> No
     assert colour(pairs.open(1)) == "blue"
 
 
+def test_a_picture_whose_name_is_not_utf8_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in (b"caf\xe9.png", b"cafe.png"):
+        Path(picture(tmp_path / "new.png")).rename(tmp_path / os.fsdecode(name))
+        (tmp_path / os.fsdecode(name)).with_suffix(".txt").write_text("A cup.")
+    pairs = open_pairs(tmp_path)
+    assert list(pairs.keys) == ["cafe.png"]
+    assert pairs.left_out == {"pictures_not_named_in_utf8": 1}
+    assert r"left out b'caf\xe9.png': its name is not UTF-8" in caplog.text
+
+
 def test_a_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     picture(tmp_path / "a.jpg")
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
@@ -253,14 +276,14 @@ def test_a_source_without_pairs_says_what_it_holds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no picture with a caption \(it is empty\)"):
         open_pairs(tmp_path)
     picture(tmp_path / "a.jpg")
-    with pytest.raises(ValueError, match=r"holds no picture with a caption \(1 pictures without text\)"):
+    with pytest.raises(ValueError, match=r"holds no picture with a caption \(1 picture without text\)"):
         open_pairs(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("pairs.csv", r"got a \.csv file; expected a ShareGPT4V \.json file, a \.jsonl manifest or a folder"),
+        ("pairs.csv", r"got a \.csv file; expected a ShareGPT4V \.json file, a \.jsonl manifest, a folder"),
         ("pairs", r"got a file without suffix; expected"),
         ("none.jsonl", r"there is no such file or folder; expected"),
     ],
@@ -274,7 +297,7 @@ def test_any_other_source_is_refused_in_one_line(tmp_path: Path, name: str, reas
 
 
 def test_a_folder_takes_no_image_root(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a folder and holds its own pictures"):
+    with pytest.raises(ValueError, match="holds its own pictures; leave it out"):
         open_pairs(tmp_path, tmp_path)
 
 

@@ -114,3 +114,11 @@ def test_a_missing_vocabulary_is_named(tiny):
     config = {k: v for k, v in tiny.model_config.items() if k != "custom_text"}
     with pytest.raises(ValueError, match="vocabulary file is missing"):
         build("tiny", config)
+
+
+def test_a_wrong_word_for_tables_is_refused_and_a_run_folder_names_its_encoder(tmp_path):
+    with pytest.raises(ValueError, match="fused, first"):
+        load_encoder("miniature:base", tables="last")  # type: ignore[arg-type]
+    save_encoder(load_encoder("miniature:base"), tmp_path / "encoder")
+    with pytest.raises(ValueError, match=r"no encoder: it holds .*encoder; name one of them"):
+        load_encoder(tmp_path)

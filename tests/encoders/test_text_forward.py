@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 from open_clip.model import _build_text_tower
 
 from debias_diffusion.encoders.text_forward import encode_text, plain_encode_text, why_not_packed
@@ -87,3 +88,20 @@ def test_a_row_without_eot_is_an_error():
     ids = torch.zeros(1, 48, dtype=torch.long)
     with pytest.raises(ValueError, match="no EOT"):
         encode_text(text, ids, torch.tensor([5]))
+
+
+def test_inside_a_compiled_model_it_runs_as_it_is_for_any_lengths():
+    """Packed rows have another shape in every batch: compiling them would start anew with each."""
+    text = tower()
+
+    class Model(torch.nn.Module):
+        def forward(self, ids, num_prefix, scale):
+            return encode_text(text, ids, num_prefix) * scale.exp()
+
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled, scale = torch.compile(Model(), backend=counter), torch.tensor(0.5)
+    for seed in range(4):
+        ids, num_prefix = rows(5, prefixes=True, seed=seed)
+        torch.testing.assert_close(compiled(ids, num_prefix, scale), text(ids) * scale.exp(), atol=1e-5, rtol=1e-5)
+    assert counter.frame_count <= 2

@@ -234,7 +234,7 @@ def test_cut_empty_and_capped_captions_are_counted() -> None:
 
 
 def test_what_cannot_be_profiled_is_refused(encoder: Encoder) -> None:
-    with pytest.raises(ValueError, match="none of the 2 captions has any text"):
+    with pytest.raises(ValueError, match="2 captions, none with any text"):
         attention_profile(encoder, ["", "  "])
     with pytest.raises(ValueError, match="max_captions is 0"):
         attention_profile(encoder, CAPTIONS, max_captions=0)

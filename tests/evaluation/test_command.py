@@ -1,6 +1,8 @@
 """The commands, through the command line's own entry where it matters: files written, mistakes named early."""
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from PIL import Image
 from debias_diffusion import load_encoder, save_encoder
 from debias_diffusion.cli import main
 from debias_diffusion.evaluation.command import attention, compare_results, evaluate, zero_shot
+from debias_diffusion.evaluation.page import Section, to_html, to_markdown
+from debias_diffusion.evaluation.results import content_digest
 from debias_diffusion.evaluation.sources import Loading, encoder_names, load_sets
 
 PERTURBATIONS = ("remove_first", "first_2_filler_0", "first_2_filler_2")
@@ -81,6 +85,8 @@ def test_evaluate_writes_results_report_page_and_figures(run, folders):
     assert benchmark["results"]["long/encoder"]["none"]["truncated"] == 0
     assert len(benchmark["comparisons"]) == 2 * (1 + len(PERTURBATIONS))
     assert "| remove_first" in text
+    assert "history" not in text  # too long for a terminal
+    assert "history" in (output / "report.md").read_text()
     assert str(output / "report.html") in text
     page = (output / "report.html").read_text()
     assert page.count("<svg ") == 3
@@ -108,6 +114,13 @@ def test_the_command_line_takes_the_same_words(folders, tmp_path, capsys):
     ("words", "message"),
     [
         ([], "no encoder was named"),
+        (["RUN"], "RUN is no encoder: its encoder is RUN/encoder"),
+        (["UNFINISHED"], "UNFINISHED is a run whose training has not ended: end it with --resume"),
+        (["RUNS"], "RUNS is no encoder: it holds RUNS/a, RUNS/b; name those meant"),
+        (["EMPTY"], "EMPTY is no encoder folder: it holds neither open_clip_config.json nor"),
+        # What is wrong with an encoder's name is said before a benchmark is looked for.
+        (["ViT-B-16:opneai", "--benchmarks", "docci=no/such/place"], "no pretrained weights 'opneai'; tags: "),
+        (["miniature:bse", "--benchmarks", "docci=no/such/place"], "bse is no encoder folder"),
         (["no/such/place"], "no encoder at 'no/such/place': expected a folder"),
         (
             ["ENCODER", "--benchmarks", "urban2k"],
@@ -130,9 +143,21 @@ def test_the_command_line_takes_the_same_words(folders, tmp_path, capsys):
     ],
 )
 def test_a_mistake_is_one_line_said_before_any_encoder_is_read(words, message, tmp_path, capsys):
-    (tmp_path / "encoder").mkdir()  # would fail with its own message if it were read
+    # Of encoders the names are looked at alone: these would fail with a message of their own if they were read.
+    for folder in ("encoder", "RUN/encoder", "RUNS/a", "RUNS/b"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "open_clip_config.json").write_text("{}")
+    for folder in ("RUN", "UNFINISHED"):
+        (tmp_path / folder / "checkpoints").mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    (tmp_path / "EMPTY").mkdir()
     urban1k(tmp_path / "urban")
-    words = [w.replace("ENCODER", f"{tmp_path / 'encoder'}").replace("URBAN", f"{tmp_path / 'urban'}") for w in words]
+    places = {"ENCODER": "encoder", "URBAN": "urban"} | {name: name for name in ("RUNS", "RUN", "UNFINISHED", "EMPTY")}
+
+    def placed(text: str) -> str:
+        return re.sub(r"\b[A-Z]{3,}\b", lambda m: str(tmp_path / places[m[0]]) if m[0] in places else m[0], text)
+
+    words, message = [placed(word) for word in words], placed(message)
     with pytest.raises(SystemExit) as left:
         main(["evaluate", *words, "--output", str(tmp_path / "out")])
     assert left.value.code == 2
@@ -158,6 +183,9 @@ def test_a_part_of_a_benchmark_with_a_broken_picture_is_measured_and_said_to_be_
     counts = json.loads((tmp_path / "out" / "results.json").read_text())["benchmarks"]["urban1k"]["counts"]
     assert (counts["images"], counts["unreadable_pictures"], counts["captions_of_unreadable"]) == (2, 1, 1)
     assert "1.jpg" in text
+    assert "WARNING: this is a part of the benchmark" in text
+    assert "this copy has 2 and 2" in text
+    assert "1 unreadable picture, 1 caption of unreadable" in text
     assert "Published on the same protocol" not in text
     report = (tmp_path / "out" / "report.md").read_text()
     assert "NOT comparable" in report
@@ -167,6 +195,7 @@ def test_a_part_of_a_benchmark_with_a_broken_picture_is_measured_and_said_to_be_
 def test_encoders_are_called_by_the_last_parts_that_tell_them_apart(tmp_path):
     for name in ("a/encoder", "b/encoder", "b/other"):
         (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "open_clip_config.json").touch()
     for name in ("b/weights.pt", "b/weights.safetensors"):
         (tmp_path / name).touch()
     paths = [str(tmp_path / n) for n in ("a/encoder", "b/encoder", "b/other")]
@@ -197,15 +226,59 @@ def test_compare_results_puts_runs_side_by_side(run, folders, loading, tmp_path)
     assert "Seeds or sentence splitters differ" in text
     assert "DeBias-CLIP L/14" in text.split("## docci")[1]
     assert "DeBias-CLIP L/14" not in text.split("## docci")[0]
-    content["benchmarks"]["miniature"]["counts"]["images"] = 11  # no longer the same set
+    assert "did not measure on one and the same" not in text
+    for field, value in (("digest", "another"), ("counts", {"images": 11, "captions": 12})):  # no longer the same set
+        changed = json.loads(json.dumps(content))
+        changed["benchmarks"]["miniature"][field] = value
+        (other / "results.json").write_text(json.dumps(changed))
+        apart = compare_results((output, other))
+        assert apart.count("## miniature") == 2
+        assert apart.count("did not measure on one and the same miniature") == 2
     (other / "results.json").write_text(json.dumps(content))
-    assert compare_results((output, other)).count("## miniature") == 2
     (other / "results.json").rename(tmp_path / "kept.json")
     assert "kept: long/encoder I2T" in compare_results((output, tmp_path / "kept.json"))
     with pytest.raises(FileNotFoundError, match="no results at .*other"):
         compare_results((output, other))
     with pytest.raises(ValueError, match="no results to compare"):
         compare_results(())
+
+
+def test_the_demos_table_is_told_from_results_with_what_to_type(tmp_path):
+    (tmp_path / "base").mkdir()
+    table = {name: {"none": {"t2i_recall@1": 31.6, "i2t_recall@1": 37.7}} for name in ("base", "debias")}
+    (tmp_path / "results.json").write_text(json.dumps(table))
+    with pytest.raises(
+        ValueError, match=rf"is the demo's table, .* evaluate {tmp_path}/base --output DIR, and compare"
+    ):
+        compare_results((tmp_path,))
+
+
+def test_a_set_is_known_by_its_content_wherever_it_lies(tmp_path):
+    def digest(place: str, captions: tuple[str, ...], colour: str = "red") -> str:
+        (tmp_path / place).mkdir()
+        rows = [json.dumps({"image": f"{n}.png", "caption": caption}) for n, caption in enumerate(captions)]
+        (tmp_path / place / "own.jsonl").write_text("\n".join(rows))
+        for n in range(len(captions)):
+            size = 8 if colour == "red" else 9
+            Image.new("RGB", (size, size), colour).save(tmp_path / place / f"{n}.png")
+        (found,) = load_sets([f"manifest:{tmp_path / place / 'own.jsonl'}"], None)
+        return content_digest(found)
+
+    first = digest("a", ("A star.", "A ring."))
+    assert digest("b", ("A star.", "A ring.")) == first
+    assert digest("c", ("A star.", "A rink.")) != first
+    assert digest("d", ("A star.", "A ring."), "blue") != first
+
+
+def test_names_that_are_not_utf8_can_be_printed(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text("{}")
+    assert list(encoder_names([str(folder)])) == ["caf\\udce9"]
+    section = Section(str(folder), [f"Left out: {folder}"], [])
+    for text in (to_markdown(str(folder), [section]), to_html(str(folder), [section])):
+        assert "caf\\udce9" in text
+        text.encode()
 
 
 def test_attention_writes_curves_for_every_encoder(folders, loading, tmp_path):
@@ -217,7 +290,11 @@ def test_attention_writes_curves_for_every_encoder(folders, loading, tmp_path):
     assert 0 < rows["long/encoder"]["first_sentence_share"] < 1
     assert [place["place"] for place in rows["long/encoder"]["places"]] == [1, 2]
     assert "| long/encoder" in text
-    assert (tmp_path / "report.html").read_text().count("<svg ") == 4
+    assert (tmp_path / "report.html").read_text().count(
+        "<svg "
+    ) == 3  # of a depth nothing could be drawn, and it is said
+    assert "Too few captions for a worst depth of short/encoder, long/encoder" in text
+    assert "100 queries or more" in text
 
 
 def test_zero_shot_prints_one_row_an_encoder(folders, loading, tmp_path):
@@ -227,5 +304,7 @@ def test_zero_shot_prints_one_row_an_encoder(folders, loading, tmp_path):
     text = zero_shot(folders, "folder", tmp_path, loading)
     assert "2 classes, each name in 80 prompts" in text
     assert text.count("/encoder") == 2
-    with pytest.raises(ValueError, match="no folder at None; name the one that holds cifar10 by --root"):
+    with pytest.raises(ValueError, match="--root is missing: name the folder that holds cifar10's unpacked archive by"):
         zero_shot(folders, "cifar10", None, loading)
+    with pytest.raises(ValueError, match="no folder at .*nowhere: name the folder that holds one folder of pictures"):
+        zero_shot(folders, "folder", tmp_path / "nowhere", loading)

@@ -11,7 +11,16 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from debias_diffusion.data.benchmarks import BENCHMARKS
-from debias_diffusion.evaluation.figures import Series, bar_figure, benchmark_figures, curve_figure, save_png, to_svg
+from debias_diffusion.evaluation.depth import DepthBin, DepthCurve
+from debias_diffusion.evaluation.figures import (
+    Series,
+    bar_figure,
+    benchmark_figures,
+    curve_figure,
+    depth_figure,
+    save_png,
+    to_svg,
+)
 from debias_diffusion.evaluation.page import Section, Table, to_html, to_markdown, write_whole
 from debias_diffusion.evaluation.published import COMPLETE, PROTOCOLS, PUBLISHED, published_rows
 from debias_diffusion.evaluation.report import benchmark_section, published_tables
@@ -100,12 +109,13 @@ def test_nothing_is_comparable_with_a_part_of_a_benchmark():
 
 
 def test_our_rows_stand_beside_comparable_ones_only():
-    same, other = published_tables("dci", complete("dci"), {"mine": row(50.0)})
+    same, *others = published_tables("dci", complete("dci"), {"mine": row(50.0)})
     assert same.rows[0] == ("mine", "50.0", "50.0", "this run")
     assert "HyFL-CLIP B/16" not in [line[0] for line in same.rows]
-    assert "NOT comparable" in other.title
-    assert "HyFL-CLIP B/16" in [line[0] for line in other.rows]
-    assert all(line[-1] for line in other.rows)
+    reasons = [other.title.partition("NOT comparable with this run: ")[2] for other in others]
+    assert reasons == [PROTOCOLS["dci-hyfl"].text, PROTOCOLS["dci-lotlip"].text]  # each once, not beside every row
+    assert "HyFL-CLIP B/16" in [line[0] for line in others[0].rows]
+    assert not any(PROTOCOLS["dci-hyfl"].text in cell for line in others[0].rows for cell in line)
     assert published_tables("miniature", {"images": 9, "captions": 9}, {"mine": row(50.0)}) == []
 
 
@@ -187,6 +197,34 @@ def test_markdown_tables_have_as_many_cells_in_every_row(section):
     assert "png" not in short
 
 
+def test_what_can_rise_is_called_a_change():
+    table = next(
+        t for t in benchmark_section("docci", benchmark(one={"none": row(60.0)})).tables if t.title == "Every metric"
+    )
+    assert "change, %" in table.header
+    assert not any("drop" in cell for cell in table.header)
+
+
+def test_a_part_of_a_benchmark_is_said_to_be_one_in_singular_too():
+    content = {**benchmark(one={"none": row(60.0)}), "counts": {"images": 1, "captions": 1, "empty_captions": 0}}
+    protocol, warning, seen, *_ = benchmark_section("docci", content).lines
+    assert protocol == "a protocol"
+    assert "part of the benchmark" in warning
+    assert "all 5,000 pictures" in warning
+    assert seen == "1 image, 1 caption"
+    assert "part of the benchmark" not in to_markdown(
+        "", [benchmark_section("docci", benchmark(one={"none": row(60.0)}))]
+    )
+
+
+def test_a_terminal_gets_the_first_columns_of_a_table_that_asks_for_it():
+    section = Section("S", [], [Table("T", ("a", "b", "c"), [("1", "2", "long")], num_brief=2)])
+    assert "long" in to_markdown("", [section])
+    short = to_markdown("", [section], details=False)
+    assert "| 1 | 2 |" in short
+    assert "long" not in short
+
+
 def test_results_with_different_perturbations_stand_side_by_side():
     content = benchmark(one={"none": row(60.0), "shuffle": row(50.0, -10.0)}, two={"none": row(70.0)})
     text = to_markdown("", [benchmark_section("docci", content)])
@@ -239,18 +277,42 @@ def test_the_figures_show_the_numbers_they_were_given(tmp_path):
                 "first_2_filler_0": row(50.0), "filler_3": row(10.0)},
     }  # fmt: skip
     figures = benchmark_figures("docci", results)
-    assert list(figures) == ["recall", "drops", "filler-first_2"]  # one filler alone makes no curve
+    assert list(figures) == ["recall", "drops", "filler-first_2"]  # one filler alone makes no curve, but a bar
     heights = [bar.get_height() for bar in figures["recall"].axes[0].patches]
-    assert heights == [60.0, 55.0, 70.0, 69.0]
+    assert heights == [60.0, 55.0, 10.0, 70.0, 69.0, 10.0]
+    assert [label.get_text() for label in figures["recall"].axes[0].get_xticklabels()] == [
+        "none",
+        "swap_1_4",
+        "filler_3",
+    ]
     lines = figures["filler-first_2"].axes[0].get_lines()
     assert [(line.get_label(), *line.get_xdata(), *line.get_ydata()) for line in lines] == [
         ("one", 0, 10, 40.0, 20.0),
         ("two", 0, 10, 50.0, 30.0),
     ]
     heights = [bar.get_height() for bar in figures["drops"].axes[0].patches]
-    assert heights == [-5.0, -1.0]
+    assert heights == [-5.0, 0.0, -1.0, 0.0]
     png = save_png(figures["drops"], tmp_path / "drops.png")
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_marks_and_whiskers_at_a_hundred_percent_are_whole():
+    full = Series("one", [0, 1], [100.0, 100.0], [(99.0, 100.0)] * 2)
+    for figure in (curve_figure("t", "x", "y", [full]), bar_figure("t", "y", ["a", "b"], [full])):
+        low, high = figure.axes[0].get_ylim()
+        assert low == 0
+        assert high > 105
+
+
+def test_depth_is_drawn_where_depths_have_queries_enough_and_nothing_is_where_none_has():
+    def curve(*num_queries: int) -> DepthCurve:
+        bins = [DepthBin(25 * n + 1, 25 * n + 25, queries, 50.0, 60.0) for n, queries in enumerate(num_queries)]
+        return DepthCurve((), tuple(bins), min_queries=100, num_cut=0)
+
+    assert depth_figure("own", {"one": curve(99, 3)}) is None
+    figure = depth_figure("own", {"one": curve(99, 100, 5), "two": curve(1)})
+    assert figure is not None
+    assert [list(line.get_xdata()) for line in figure.axes[0].get_lines()] == [[38.0], []]
 
 
 def luminance(colour: str) -> float:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from debias_diffusion import load_encoder
 from debias_diffusion.captions.perturb import perturb_captions
+from debias_diffusion.data.feature_cache import FeatureCache
 from debias_diffusion.data.retrieval_set import Entry, PictureFile, RetrievalSet, build_retrieval_set
 from debias_diffusion.data.scene_sets import ScenePicture, scene_retrieval_set
 from debias_diffusion.data.scenes import make_scene
 from debias_diffusion.encoders.features import image_features, text_features
-from debias_diffusion.evaluation.cache import FeatureCache
 from debias_diffusion.evaluation.retrieval import Ranks, hits_at, retrieval_metrics, retrieval_ranks
 from debias_diffusion.evaluation.runner import (
     RECALLS,

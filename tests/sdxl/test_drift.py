@@ -11,6 +11,7 @@ import torch
 from debias_diffusion.cli import main
 from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
 from debias_diffusion.encoders.encoder import Encoder
+from debias_diffusion.sdxl import shipped
 from debias_diffusion.sdxl.drift import PROMPTS, drift_table, slot_drift, slot_states
 from debias_diffusion.sdxl.slots import SLOTS, slot_from_encoder
 
@@ -89,6 +90,24 @@ def test_the_table_gathers_positions(towers: dict[str, Encoder]) -> None:
     assert "| penultimate, padding | 73 | 0.0000 | 1.0000 |" in table
     assert "| text, positions 0-9 | 4 |" in table
     assert "positions 10-19" not in table
+
+
+def test_drift_of_what_is_shipped_by_name(
+    slots_248: Path,
+    slots_77: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "slots").mkdir()
+    (tmp_path / "slots" / "long-clip").symlink_to(slots_248)
+    (tmp_path / "sdxl").symlink_to(slots_77)
+    monkeypatch.setattr(shipped, "MINIATURE_FOLDER", tmp_path)
+    main(["drift", "miniature:long-clip", "miniature"])
+    assert capsys.readouterr().out.startswith("text_encoder: 8 prompts of up to 77 tokens")
+    with pytest.raises(SystemExit):
+        main(["drift", "miniature:longclip", "miniature"])
+    assert "miniature:long-clip" in capsys.readouterr().err
 
 
 def test_drift_by_command(

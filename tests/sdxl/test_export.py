@@ -21,7 +21,9 @@ from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
 from debias_diffusion.encoders.encoder import MINIATURE_FOLDER, Encoder, build
 from debias_diffusion.encoders.tokens import Tokenizer
 from debias_diffusion.sdxl import export as export_module
+from debias_diffusion.sdxl.card_numbers import read_numbers
 from debias_diffusion.sdxl.export import export_slot, push_folder
+from debias_diffusion.sdxl.single_file import export_single_file
 from debias_diffusion.sdxl.slot_folder import open_slot
 from debias_diffusion.sdxl.slots import SLOTS, build_slot, hidden_act, slot_from_encoder, slot_of_width, slot_tokenizer
 
@@ -315,16 +317,122 @@ def test_the_card_tells_recipe_data_and_licence(mini: Encoder, tmp_path: Path) -
     history = {"base": "ViT-L-14:openai", "training": training, "unreadable_pictures": 3}
     encoder = replace(mini.stretched(248), name="debias", history=history)
     card = (export_slot(encoder, "text_encoder", tmp_path / "out") / "README.md").read_text()
-    for words in ("license: mit", "OpenAI", "recipe debias, steps 9", "sharegpt4v.json, 1200 pairs", "CC BY-NC",
+    for words in ("start: ViT-L-14:openai", "recipe debias, steps 9", "sharegpt4v.json, 1200 pairs",
                   "unreadable pictures: 3", "`text_encoder_2` must read 248 tokens too", "| 248 | quick_gelu |"):  # fmt: skip
         assert words in card
     assert "/data/disk" not in card + (tmp_path / "out" / "text_encoder" / "config.json").read_text()
+
+
+def test_the_card_names_what_the_licence_depends_on_and_states_none(mini: Encoder, tmp_path: Path) -> None:
+    training = {"data": "/disk/sharegpt4v.json", "encoder": "/home/me/base"}
+    history = {"base": "openai file /home/me/ViT-L-14.pt", "training": training, "t2i_recall@1": {"none": 31.6}}
+    encoder = replace(mini, name="debias", history=history)
+    folder = export_slot(encoder, "text_encoder", tmp_path / "out")
+    card = (folder / "README.md").read_text()
+    assert card.splitlines()[:2] == ["---", "license: unknown"]
+    assert "(openai file ViT-L-14.pt), the pictures and captions it was trained on (sharegpt4v.json)" in card
+    assert "checks the licences" in card
+    assert "MIT" not in card
+    assert "CC BY" not in card
+    assert "the start's t2i recall@1: none 31.6" in card  # not a number of the tower this card is of
+    assert "/home/me" not in card + (folder / "text_encoder" / "config.json").read_text()
+
+
+def test_the_use_the_card_shows_works(towers: dict[str, Encoder], slots_77: Path, pipe: Any, tmp_path: Path) -> None:
+    pipe.save_pretrained(tmp_path / "base")
+    code = (slots_77 / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    code = code.replace("path/to/this/folder", str(slots_77))
+    code = code.replace("stabilityai/stable-diffusion-xl-base-1.0", str(tmp_path / "base"))
+    found: dict[str, Any] = {}
+    exec(code, found)
+    assert (
+        found["pipe"].dtype == found["pipe"].text_encoder.dtype == found["pipe"].text_encoder_2.dtype == torch.float16
+    )
+    assert torch.equal(
+        found["pipe"].text_encoder_2.text_projection.weight, pipe.text_encoder_2.text_projection.weight.half()
+    )
+    assert "torch_dtype" not in code
+
+
+RESULTS = {
+    "schema": 1,
+    "encoders": {"base": {"source": "runs/base"}, "debias": {"source": "runs/debias"}},
+    "benchmarks": {
+        "urban1k": {
+            "counts": {"images": 1000},
+            "results": {
+                name: {"none": {"t2i_recall@1": recall, "i2t_recall@1": 50.04}}
+                for name, recall in (("base", 10.0), ("debias", 20.0))
+            },
+        }
+    },
+}
+
+
+def test_the_card_holds_the_encoders_measured_numbers(mini: Encoder, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(RESULTS))
+    numbers = read_numbers(tmp_path, "runs/debias")
+    assert numbers == read_numbers(tmp_path / "results.json", "./runs/debias") == read_numbers(tmp_path, "debias")
+    folder = export_slot(mini, "text_encoder", tmp_path / "out", numbers=numbers)
+    export_slot(mini, "text_encoder_2", folder)  # writes the card again
+    card = (folder / "README.md").read_text()
+    assert "| urban1k, 1000 pictures | t2i_recall@1 | i2t_recall@1 |" in card
+    assert "| none | 20.0 | 50.0 |" in card
+    assert card.count("## Numbers of") == 1
+    with pytest.raises(ValueError, match="the numbers are the encoder's, not a blend's"):
+        export_slot(mini, "text_encoder", folder, blend=0.5, base=mini, numbers=numbers)
+
+
+def test_numbers_that_are_not_the_encoders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no results at"):
+        read_numbers(tmp_path, "debias")
+    (tmp_path / "results.json").write_text(json.dumps(RESULTS))
+    with pytest.raises(ValueError, match="which numbers are those of other; it measured .*'runs/base'"):
+        read_numbers(tmp_path, "other")
+    for content in ("[]", "{", json.dumps(RESULTS | {"benchmarks": {"urban1k": {}}})):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(ValueError, match="no results.json that `evaluate` wrote"):
+            read_numbers(tmp_path, "debias")
+
+
+WIDTHS = {  # of a tower 32 wide: where it started, and whether a warning is due
+    "unknown": ({}, True),
+    "full-size name": ({"base": "ViT-L-14:openai"}, True),
+    "miniature": ({"base": "trained from scratch by train/miniature.py"}, False),
+    "trained from the miniature": ({"base": "x", "training": {"encoder": "miniature:base"}}, False),
+}
+
+
+@pytest.mark.parametrize(("history", "is_due"), WIDTHS.values(), ids=WIDTHS)
+def test_a_tower_stock_sdxl_cannot_take_is_warned_of_in_one_line(
+    history: dict[str, Any], is_due: bool, mini: Encoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = replace(mini, name="tiny", history=history)
+    export_slot(encoder, "text_encoder_2", tmp_path / "out")
+    export_single_file(encoder, "text_encoder", tmp_path / "clip.safetensors")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 * is_due
+    for text, slot in zip(said, ("text_encoder_2 is ViT-bigG/14, 1280 wide", "text_encoder is ViT-L/14, 768 wide")):
+        assert text.startswith("tiny has a text tower 32 wide")
+        assert "not stock SDXL" in text
+        assert text.endswith(slot)
+        assert "\n" not in text
 
 
 def test_a_readme_of_someone_else_stays(mini: Encoder, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     export_slot(mini, "text_encoder", tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_card_whose_licence_was_stated_stays(mini: Encoder, tmp_path: Path) -> None:
+    card = export_slot(mini, "text_encoder", tmp_path) / "README.md"
+    export_slot(mini, "text_encoder_2", tmp_path)
+    assert "# SDXL text encoders" in card.read_text()
+    stated = card.read_text().replace("license: unknown", "license: apache-2.0")
+    card.write_text(stated)
+    export_slot(mini, "text_encoder_2", tmp_path)
+    assert card.read_text() == stated
 
 
 def test_nothing_is_uploaded_that_does_not_open(mini_slots: Path, tmp_path: Path) -> None:
@@ -354,6 +462,8 @@ def test_command_stretches_and_exports(mini: Encoder, tmp_path: Path, capsys: py
         (["--slot", "text_encoder", "--stretch", "200"], "lengths it reaches"),
         (["--slot", "text_encoder", "--to", "encoder"], "--base"),
         (["--slot", "text_encoder", "--to", "single-file", "--push", "a/b"], "--push"),
+        (["--slot", "text_encoder", "--to", "single-file", "--numbers", "results.json"], "--numbers"),
+        (["--slot", "text_encoder", "--numbers", "nowhere.json"], "no results at nowhere.json"),
     ],
 )
 def test_command_says_what_is_wrong(
@@ -366,10 +476,13 @@ def test_command_says_what_is_wrong(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tower_that_is_no_clip_text_model_is_refused(mini: Encoder) -> None:
+def test_a_tower_that_is_no_clip_text_model_is_refused(mini: Encoder, tmp_path: Path) -> None:
     encoder = mini
     config = json.loads(json.dumps(encoder.model_config))
     config["text_cfg"]["no_causal_mask"] = True
     bidirectional = build("bidirectional", config, bpe_file=mini.tokenizer.bpe_file)
     with pytest.raises(ValueError, match="bidirectional"):
         build_slot(bidirectional.model.text, bidirectional.tokenizer, "text_encoder")
+    with pytest.raises(ValueError, match="bidirectional cannot fill text_encoder, .* its attention is bidirectional"):
+        export_slot(bidirectional, "text_encoder", tmp_path / "out")
+    assert not list(tmp_path.iterdir())

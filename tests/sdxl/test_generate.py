@@ -14,7 +14,7 @@ import tyro
 from PIL import Image
 
 from debias_diffusion import __version__
-from debias_diffusion.sdxl import generate_command, record
+from debias_diffusion.sdxl import generate_command, record, shipped
 from debias_diffusion.sdxl.generate import Settings, as_pipeline, compare, draw, generate, token_report
 from debias_diffusion.sdxl.prompts import PromptLine, debias_pipeline
 from debias_diffusion.sdxl.record import module_hash, read_record, write_contact_sheets, write_png
@@ -428,6 +428,25 @@ def test_the_command_draws_with_other_encoders_beside_the_checkpoints_own(
     assert read_record(base[1])["tokens"][0]["words_cut"] > 0
     assert read_record(swapped[1])["tokens"][0]["words_cut"] == 0
     assert pixels(base[0]) == draw(stock, PromptLine("a cat", negative="bad"), 0, TWO_STEPS).tobytes()
+
+
+def test_the_command_knows_the_shipped_pipeline_and_encoders_by_name(
+    checkpoint, slots_248, tmp_path, long_prompt, monkeypatch
+):
+    (tmp_path / "slots").mkdir()
+    (tmp_path / "sdxl").symlink_to(checkpoint)
+    (tmp_path / "slots" / "debias").symlink_to(slots_248)
+    monkeypatch.setattr(shipped, "MINIATURE_FOLDER", tmp_path)
+    size = ["--prompt", long_prompt, "--steps", "1", "--width", "32", "--height", "32"]
+    encoders = ["--text-encoder", "miniature:debias", "--text-encoder-2", "miniature:debias"]
+    command("miniature", tmp_path / "out", *size, *encoders)
+    record = read_record(next((tmp_path / "out").glob("0*.png")))
+    assert {e["context_length"] for e in record["encoders"].values()} == {248}
+    with pytest.raises(
+        ValueError, match="'miniature:debais'; for SDXL's slots: miniature:stretched, .*miniature:debias"
+    ):
+        command("miniature", tmp_path / "other", *size, "--text-encoder-2", "miniature:debais")
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_command_says_which_words_were_not_read(checkpoint, tmp_path):

@@ -483,6 +483,10 @@ WRONG_EMBEDDINGS = {
         {"prompt": "a", "prompt_embeds": STATES, "pooled_prompt_embeds": POOLED},
         "without texts",
     ),
+    "pooled vectors for states": (
+        {"prompt_embeds": POOLED, "pooled_prompt_embeds": POOLED},
+        r"\(pictures, rows, dim\)",
+    ),
     "two lengths": (
         {
             "prompt_embeds": torch.zeros(1, 154, 2 * WIDTH),

@@ -17,6 +17,7 @@ from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.features import text_features
 from debias_diffusion.sdxl.export import export_slot
+from debias_diffusion.sdxl.prompts import pipeline_class
 from debias_diffusion.sdxl.single_file import export_single_file, import_tower
 from debias_diffusion.sdxl.slots import SLOTS, build_slot, slot_from_encoder, text_tower
 
@@ -108,6 +109,37 @@ def test_a_tower_comes_out_of_an_sdxl_checkpoint(
     assert not shared  # training the one does not move the other
     assert back.context_length == 77
     assert back.stretched(248).context_length == 248
+
+
+@BOTH
+def test_a_checkpoint_saved_with_long_towers_opens_too(
+    slot: str, long_towers: dict[str, Encoder], towers: dict[str, Encoder], tmp_path: Path
+) -> None:
+    save_file(sdxl_checkpoint(long_towers), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    back = import_tower(tmp_path / "model.safetensors", slot, towers[slot])
+    assert_same_tower(back, long_towers[slot], projection_of=towers[slot] if slot == "text_encoder" else None)
+    assert back.context_length == back.tokenizer.context_length == 248
+
+
+def test_our_pipeline_opens_an_sdxl_file_with_a_configuration_of_the_files_length(
+    pipe: Any, mini: Encoder, make_tower: Callable[..., Encoder], long_towers: dict[str, Encoder], tmp_path: Path
+) -> None:
+    # diffusers tells the towers of a file apart by their width; UNet and VAE are given, so only they are read.
+    encoders = {"text_encoder": make_tower("text_encoder", seed=7), "text_encoder_2": mini}
+    slots = {slot: slot_from_encoder(encoder, slot) for slot, encoder in encoders.items()}
+    pipe.register_modules(text_encoder_2=slots["text_encoder_2"].model, tokenizer_2=slots["text_encoder_2"].tokenizer)
+    pipe.save_pretrained(tmp_path / "config")
+    options = {"config": str(tmp_path / "config"), "unet": pipe.unet, "vae": pipe.vae}
+    save_file(sdxl_checkpoint(encoders), tmp_path / "model.safetensors")
+    opened = pipeline_class().from_single_file(str(tmp_path / "model.safetensors"), **options)
+    assert type(opened) is pipeline_class()
+    pipe.register_modules(text_encoder=slots["text_encoder"].model)
+    with torch.no_grad():
+        expected, found = (p.encode_prompt("a cat", negative_prompt="x") for p in (pipe, opened))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    save_file(sdxl_checkpoint(encoders | {"text_encoder": long_towers["text_encoder"]}), tmp_path / "long.safetensors")
+    with pytest.raises((ValueError, RuntimeError), match="248"):
+        pipeline_class().from_single_file(str(tmp_path / "long.safetensors"), **options)
 
 
 def test_other_names_of_the_second_tower(

@@ -87,6 +87,15 @@ def test_missing_parts_are_named(mini_slots: Path, tmp_path: Path) -> None:
         open_slot(folder, "text_encoder_2")
 
 
+def test_pickled_weights_are_not_read(mini_slots: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(mini_slots, tmp_path / "slots"))
+    weights = folder / "text_encoder" / "model.safetensors"
+    torch.save(load_file(weights), folder / "text_encoder" / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match="holds none of model.safetensors.*pickled weights are not read here"):
+        open_slot(folder, "text_encoder")
+
+
 def test_slots_are_not_mistaken_for_one_another(mini_slots: Path, tmp_path: Path) -> None:
     shutil.copytree(mini_slots / "text_encoder_2", tmp_path / "text_encoder")
     shutil.copytree(mini_slots / "tokenizer_2", tmp_path / "tokenizer")

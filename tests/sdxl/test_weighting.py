@@ -58,6 +58,12 @@ def test_breaks_are_positions_of_the_plain_text():
     assert [prompt[start:end] for start, end, _ in prompt.weights] == ["cat blue"]
 
 
+def test_a_hundred_thousand_spaces_are_read_at_once():
+    text = "(red:1.2)" + " " * 100_000 + "BREAK" + "\n" * 100_000 + "cat"
+    assert [parse_weights(text)[at:] for at in parse_weights(text).breaks] == ["cat"]
+    assert parse_weights(" " * 100_000) == " " * 100_000
+
+
 REFUSED = {
     "editing": "a [cat:dog:0.5]",
     "late words": "a [dog:10]",
@@ -171,6 +177,29 @@ def test_weights_of_one_prompt_leave_the_rest_of_the_batch_alone(pipes):
     plain = pipes[248, 248].encode_prompt(["a red cat", "a dog"], negative_prompt=["bad", ""])
     assert [torch.equal(a, b) for a, b in zip(states, plain[0], strict=True)] == [False, True]
     assert [torch.equal(a, b) for a, b in zip(negative, plain[1], strict=True)] == [False, True]
+
+
+LONG_AND_WEIGHTED = "a (small:1.3) [red] house stands beside the river " * 75  # 600 words of one token
+
+
+@pytest.mark.parametrize("negatives", [["(bad:1.2)", LONG_AND_WEIGHTED], [LONG_AND_WEIGHTED, "(bad:1.2), blurred"]])
+@pytest.mark.parametrize("lengths", [(77, 77), (248, 248), (248, 77)])
+def test_a_weighted_prompt_of_five_tokens_beside_one_of_six_hundred_is_encoded_as_alone(lengths, negatives, pipes):
+    pipe, long, short = pipes[lengths], parse_weights(LONG_AND_WEIGHTED), parse_weights("a (cat:1.4) sits")
+    negatives = [parse_weights(text) for text in negatives]
+    report = pipe.prompt_report([long, short], negative_prompt=negatives)
+    assert [row.num_tokens for row in report if not row.negative] == [602, 5] * 2
+    assert not any(row.cut for row in report)
+    both = pipe.encode_prompt([long, short], negative_prompt=negatives)
+    rows = both[0].shape[1]
+    assert [tuple(tensor.shape) for tensor in both] == [(2, rows, 2 * WIDTH)] * 2 + [(2, WIDTH)] * 2
+    assert rows >= 602
+    assert all(tensor.isfinite().all() for tensor in both)
+    alone = pipe.encode_prompt(short, negative_prompt=negatives[1], max_length=rows)
+    for batched, single in zip(both, alone, strict=True):
+        torch.testing.assert_close(batched[1:], single, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(both[0][1:, :77], pipe.encode_prompt(short)[0], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(both[0][1], pipe.encode_prompt("a cat sits", max_length=rows)[0][0], atol=1e-3)
 
 
 def test_a_break_starts_a_new_chunk_of_seventy_seven_rows_where_all_pieces_fit(pipes):

@@ -4,30 +4,36 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from debias_diffusion import __version__
 from debias_diffusion.data.pictures import BadPicture
 from debias_diffusion.data.retrieval_set import Picture
 from debias_diffusion.encoders.encoder import Encoder
-from debias_diffusion.encoders.features import image_features, text_features
+from debias_diffusion.encoders.features import text_features
 from debias_diffusion.encoders.tokens import Tokenizer
 
 DEFAULT_FOLDER = Path("~/.cache/debias-diffusion/features")
 
 Tower = Literal["visual", "text"]
 Tensors = dict[str, Tensor]
+
+_BATCH = 32
 
 _log = logging.getLogger(__name__)
 
@@ -72,20 +78,33 @@ class FeatureCache:
             self._hashes[module] = changes, _digest(state, shape)
         return self._hashes[module][1]
 
-    def image_features(self, encoder: Encoder, pictures: Sequence[Picture], *, progress: bool = False) -> ImageFeatures:
+    def image_features(
+        self,
+        encoder: Encoder,
+        pictures: Sequence[Picture],
+        *,
+        progress: bool = False,
+        workers: int = 0,
+        may_be_empty: bool = False,
+    ) -> ImageFeatures:
         """The features of the readable pictures, in order; each unreadable one is named, never raised.
 
-        Raises ValueError where no picture can be read.
+        `workers` processes decode, 0 means this one. Raises ValueError where no picture can be read, unless that
+        `may_be_empty`, as a part of a larger set may.
         """
         path = self._path(encoder, "visual", [encoder.preprocess_config, [picture.identity for picture in pictures]])
         found = _load(path, ("features",))
         if found:
             known = {int(index): reason for index, reason in json.loads(found[1]["unreadable"]).items()}
-            if _still_unreadable([pictures[index] for index in known]):
+            if not any(isinstance(_Opened(pictures)[index], Tensor) for index in known):
                 return ImageFeatures(found[0]["features"], known)
         unreadable: dict[int, str] = {}
-        features = image_features(encoder, _opened(pictures, unreadable), progress=progress)
-        if len(unreadable) == len(pictures):
+        bar = tqdm(
+            total=len(pictures), desc="pictures", unit="picture", disable=None if progress else True, leave=False
+        )
+        features = _encoded(encoder, _readable(encoder, pictures, unreadable, workers, bar))
+        bar.close()
+        if len(unreadable) == len(pictures) and not may_be_empty:
             raise ValueError(f"none of the {len(pictures)} pictures can be read; the first: {unreadable.get(0)}")
         _save(path, {"features": features}, {"unreadable": json.dumps(unreadable)})
         return ImageFeatures(features, unreadable)
@@ -125,20 +144,49 @@ def _vocabulary(tokenizer: Tokenizer) -> str:
     return hashlib.blake2b(tokenizer.bpe_file.read_bytes(), digest_size=16).hexdigest()
 
 
-def _opened(pictures: Sequence[Picture], unreadable: dict[int, str]) -> Iterator[Image.Image]:
-    """Yields the pictures that open, and enters the others in `unreadable`."""
-    for index, picture in enumerate(pictures):
+class _Opened(Dataset["Tensor | str"]):
+    """Pixel values of picture i; or, where it cannot be read, the reason."""
+
+    def __init__(self, pictures: Sequence[Picture], preprocess: Callable[[Image.Image], Tensor] | None = None) -> None:
+        self.pictures, self.preprocess = pictures, preprocess or (lambda _: torch.empty(0))
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> "Tensor | str":
         try:
-            image = picture.open()
+            return self.preprocess(self.pictures[index].open())
         except BadPicture as error:
-            unreadable[index] = str(error)
-            continue
-        yield image
+            return str(error)
 
 
-def _still_unreadable(pictures: Sequence[Picture]) -> bool:
-    """Whether pictures that once failed fail again: a disk that was away for a moment must not cost them for good."""
-    return next(_opened(pictures, {}), None) is None
+def _readable(
+    encoder: Encoder, pictures: Sequence[Picture], unreadable: dict[int, str], workers: int, bar: "tqdm[Any]"
+) -> Iterator[Tensor]:
+    """Yields the pixel values of pictures that open, and enters the others in `unreadable`."""
+    opened = DataLoader(
+        _Opened(pictures, encoder.preprocess), batch_size=None, num_workers=workers, worker_init_fn=_one_thread
+    )
+    for index, pixels in enumerate(opened):
+        bar.update()
+        if isinstance(pixels, Tensor):
+            yield pixels
+        else:
+            unreadable[index] = pixels
+
+
+def _one_thread(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+@torch.inference_mode()
+def _encoded(encoder: Encoder, pixels: Iterator[Tensor]) -> Tensor:
+    tower = encoder.model.visual
+    device = next(tower.parameters()).device
+    parts = []
+    while batch := list(islice(pixels, _BATCH)):
+        parts.append(F.normalize(tower(torch.stack(batch).to(device)).float(), dim=-1).cpu())
+    return torch.cat(parts) if parts else torch.empty(0, encoder.model_config["embed_dim"])
 
 
 def _digest(tensors: Tensors, about: object) -> str:

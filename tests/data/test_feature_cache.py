@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import nn
 
+from debias_diffusion.data.feature_cache import FeatureCache
 from debias_diffusion.data.pictures import BadPicture
 from debias_diffusion.data.retrieval_set import PictureFile
 from debias_diffusion.encoders.encoder import Encoder, build
 from debias_diffusion.encoders.features import image_features, text_features
-from debias_diffusion.evaluation.cache import FeatureCache
 
 CAPTIONS = ["A small red star in the top left.", "A large blue ring. " * 30, "", "a ring"]
 
