@@ -23,8 +23,8 @@ class TrainConfig:
     output: str = ""
     """Folder of the run: config.json, metrics.jsonl, TensorBoard files, checkpoints/, and at the end encoder/."""
     data: str = ""
-    """ShareGPT4V's .json, a .jsonl manifest (image, caption), a folder of pictures with .txt beside them, or "scenes"
-    for the miniature world."""
+    """ShareGPT4V's .json, a .jsonl manifest (image, caption), a folder of pictures with .txt beside them, a folder that
+    `debias-diffusion pack` wrote, or "scenes" for the miniature world."""
     image_root: str = ""
     """Folder that the picture paths of `data` start from; empty means the folder `data` lies in."""
     held_out: int = 1000
@@ -66,6 +66,13 @@ class TrainConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of the forward pass; weights and optimiser stay in float32. The paper used fp16 on GPUs."""
     train_towers: Literal["both", "text", "image"] = "both"
+    """With "text" the image tower is frozen: its features are computed once, in float32, and no picture is decoded again.
+    SDXL uses the text tower alone."""
+    feature_cache: str = ""
+    """Folder that features of a frozen image tower are kept in; empty means the one that `evaluate` uses."""
+    chunk_size: int = 0
+    """Pairs that go through the towers at once, on each process: the gradients are the whole batch's, the memory one
+    chunk's, and each chunk is computed twice (gradient caching). 0 takes the batch whole."""
     gradient_checkpointing: bool = False
     """Recomputes block activations in the backward pass: less memory, a third more time."""
     seed: int = 0
@@ -88,38 +95,38 @@ class TrainConfig:
         groups = max(1, round(self.batch_size / self.pca_batch)) if self.pca_batch > 0 else 1
         local = self.batch_size // groups
         numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
-        odd = [f"{k.replace('_', '-')} {v}" for k, v in numbers.items() if not math.isfinite(v)]
+        odd = [f"--{k.replace('_', '-')} {v}" for k, v in numbers.items() if not math.isfinite(v)]
         row = split_source(self.encoder)
         return [
             (not self.output, "--output is missing: name the folder of the run"),
             (not self.data, "--data is missing: a .json, a .jsonl, a folder, or scenes"),
-            (self.recipe not in RECIPES, f"recipe {self.recipe!r} is unknown; recipes: {', '.join(RECIPES)}"),
-            (self.splitter not in SPLITTERS, f"splitter {self.splitter!r} is unknown; splitters: {', '.join(SPLITTERS)}"),
-            (not 0 <= self.short_weight <= 1, f"short-weight is {self.short_weight}; expected 0 to 1"),
-            (not 0 <= self.label_smoothing < 1, f"label-smoothing is {self.label_smoothing}; expected 0 to below 1"),
-            (self.batch_size < 2, f"batch-size is {self.batch_size}; a contrastive batch needs 2 pairs or more"),
-            (self.pca_dim < 0 or self.pca_batch < 0, "pca-dim and pca-batch must not be negative"),
+            (self.recipe not in RECIPES, f"--recipe {self.recipe!r} is unknown; recipes: {', '.join(RECIPES)}"),
+            (self.splitter not in SPLITTERS, f"--splitter {self.splitter!r} is unknown; splitters: {', '.join(SPLITTERS)}"),
+            (not 0 <= self.short_weight <= 1, f"--short-weight is {self.short_weight}; expected 0 to 1"),
+            (not 0 <= self.label_smoothing < 1, f"--label-smoothing is {self.label_smoothing}; expected 0 to below 1"),
+            (self.batch_size < 2, f"--batch-size is {self.batch_size}; a contrastive batch needs 2 pairs or more"),
+            (self.pca_dim < 0 or self.pca_batch < 0, "--pca-dim and --pca-batch must not be negative"),
             (
                 0 < local <= self.pca_dim + 1 and self.pca_dim > 0,
-                f"pca-dim is {self.pca_dim} but its batch holds {local} pictures; "
+                f"--pca-dim is {self.pca_dim} but its batch holds {local} pictures; "
                 "raise --batch-size or --pca-batch above it, or lower --pca-dim",
             ),
             (
                 row is not None and self.context_length < SPECS[row[0]].context_length,
-                f"context-length {self.context_length} is shorter than the base's; it can only be stretched",
+                f"--context-length {self.context_length} is shorter than the base's; it can only be stretched",
             ),
             (bool(odd), f"not a finite number: {', '.join(odd)}"),
-            (not 0 <= self.keep_positions <= 60, f"keep-positions is {self.keep_positions}; expected 0 to 60"),
-            (not 0 <= self.seed < 2**40, f"seed is {self.seed}; expected 0 to below 2^40"),
-            (self.learning_rate > 1, f"learning-rate is {self.learning_rate}; expected 1 or less"),
-            (self.max_logit_scale < 1, f"max-logit-scale is {self.max_logit_scale}; expected 1 or more"),
-            (self.epochs < 1 and self.max_steps < 1, "nothing to do: epochs and max-steps are both below 1"),
-            (min(self.learning_rate, self.weight_decay, self.warmup_steps, self.max_steps, self.workers) < 0,
-             "learning-rate, weight-decay, warmup-steps, max-steps and workers must not be negative"),
+            (not 0 <= self.keep_positions <= 60, f"--keep-positions is {self.keep_positions}; expected 0 to 60"),
+            (not 0 <= self.seed < 2**40, f"--seed is {self.seed}; expected 0 to below 2^40"),
+            (self.learning_rate > 1, f"--learning-rate is {self.learning_rate}; expected 1 or less"),
+            (self.max_logit_scale < 1, f"--max-logit-scale is {self.max_logit_scale}; expected 1 or more"),
+            (self.epochs < 1 and self.max_steps < 1, "nothing to do: --epochs and --max-steps are both below 1"),
+            (min(self.learning_rate, self.weight_decay, self.warmup_steps, self.max_steps, self.workers, self.chunk_size) < 0,
+             "--learning-rate, --weight-decay, --warmup-steps, --max-steps, --workers and --chunk-size must not be negative"),
             (min(self.log_every, self.save_every, self.keep_checkpoints) < 1,
-             "log-every, save-every and keep-checkpoints must be 1 or more"),
-            (self.data not in ("", "scenes") and not Path(self.data).exists(), f"no data at {self.data!r}"),
-            (bool(self.image_root) and not Path(self.image_root).is_dir(), f"image-root {self.image_root!r} is no folder"),
+             "--log-every, --save-every and --keep-checkpoints must be 1 or more"),
+            (self.data not in ("", "scenes") and not Path(self.data).exists(), f"--data: no data at {self.data!r}"),
+            (bool(self.image_root) and not Path(self.image_root).is_dir(), f"--image-root {self.image_root!r} is no folder"),
         ]  # fmt: skip
 
     def to_json(self) -> str:

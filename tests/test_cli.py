@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from debias_diffusion.cli import COMMANDS, main
+from debias_diffusion.cli import COMMANDS, EXAMPLES, _description, main
 
 
 def test_help_lists_every_command(capsys):
@@ -35,6 +35,27 @@ def test_every_command_exists_and_says_what_it_does(name):
     module, function = COMMANDS[name][0].split(":")
     command = getattr(importlib.import_module(module), function)
     assert len(inspect.getdoc(command) or "") > 60
+
+
+def test_examples_are_shown_and_hold_flags_that_exist():
+    for name, examples in EXAMPLES.items():
+        module, function = COMMANDS[name][0].split(":")
+        command = getattr(importlib.import_module(module), function)
+        flags = {parameter.replace("_", "-") for parameter in inspect.signature(command).parameters}
+        shown = _description(name, command)
+        assert shown.startswith(inspect.getdoc(command).splitlines()[0])
+        assert "Args:" not in shown
+        for words in examples:
+            assert f"debias-diffusion {name} {words}" in shown
+            assert {word[2:] for word in words.split() if word.startswith("--")} <= flags
+
+
+def test_a_reader_that_leaves_ends_it_quietly():
+    command = [sys.executable, "-m", "debias_diffusion.cli", "--help"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()  # long before a Python process can print anything
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
 
 
 def test_commands_start_without_loading_what_they_do_not_need():

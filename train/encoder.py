@@ -11,7 +11,9 @@ PRESET is a row of debias_diffusion.config.PRESETS; every field can be set by it
 
 import dataclasses
 import logging
+import os
 import sys
+import warnings
 
 from debias_diffusion.config import PRESETS, TrainConfig
 
@@ -31,25 +33,33 @@ def main(argv: list[str]) -> int:
     )
     problems = config.problems()
     if problems:
-        return _fail("; ".join(problems))
+        return _fail("; ".join(problems)) if os.environ.get("RANK", "0") == "0" else 2
     return _run(config)
 
 
 def _run(config: TrainConfig) -> int:
     from debias_diffusion.training.loop import Interrupted, NonFiniteLoss, train
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    is_main = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.INFO if is_main else logging.ERROR, format="%(levelname)s: %(message)s")
     for noisy in ("PIL", "matplotlib", "urllib3", "open_clip", "root"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+        logging.getLogger(noisy).setLevel(logging.WARNING if is_main else logging.ERROR)
+    if not is_main:  # every process would say the same, but for pictures that only it has read
+        logging.getLogger("debias_diffusion").setLevel(logging.ERROR)
+        logging.getLogger("debias_diffusion.training.progress.faults").setLevel(logging.WARNING)
+        warnings.simplefilter("ignore")
     try:
         folder = train(config)
     except (ValueError, OSError) as error:
-        return _fail(str(error))
+        return _fail(str(error)) if is_main or isinstance(error, OSError) else 2
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
     except Interrupted as stop:
-        return _fail(str(stop), 143)
-    print(f"encoder: {folder}")
+        return _fail(str(stop), 143) if is_main else 143
+    except KeyboardInterrupt:
+        return _fail("stopped without saving; --resume goes on from the newest checkpoint", 130) if is_main else 130
+    if is_main:
+        print(f"encoder: {folder}")
     return 0
 
 

@@ -1,10 +1,8 @@
-"""Remakes the weights that ship in debias_diffusion/miniature, on a CPU.
+"""The miniature's two base encoders: small CLIPs trained from scratch at 77 tokens on short captions of its world.
 
-  python train/miniature.py
-
-The base is a small CLIP trained from scratch at 77 tokens on short captions of the miniature world: three in ten are
-summaries, the rest describe two to four small shapes. It reads summaries well and details a little, as CLIP does.
-About 15 minutes on two idle cores.
+Three captions in ten are summaries, the rest describe two to four small shapes: the bases read summaries well and
+details a little, as CLIP does. `miniature` has GELU and goes into SDXL's second slot, `miniature-l` has QuickGELU and
+goes into the first.
 """
 
 import dataclasses
@@ -12,12 +10,10 @@ import gzip
 import json
 import math
 import re
-import sys
 import time
 from pathlib import Path
 
 import torch
-import tyro
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
@@ -36,18 +32,16 @@ PREPROCESS = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 @dataclasses.dataclass(frozen=True)
 class BaseConfig:
-    """How the miniature's base encoder is trained."""
+    """How a base encoder of the miniature is trained."""
 
     output: Path = MINIATURE_FOLDER / "base"
+    row: str = "miniature"
     steps: int = 2000
     batch_size: int = 128
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
     warmup_steps: int = 200
     seed: int = 0
-    new_vocabulary: bool = False
-    """Makes the byte-pair file anew, for a world with other words; ties among merges then fall in any order, so every
-    encoder trained with the old file becomes unreadable."""
 
 
 class ShortPairs(Dataset[tuple[torch.Tensor, str]]):
@@ -84,7 +78,7 @@ def train_base(config: BaseConfig) -> Encoder:
     """The base encoder, trained."""
     torch.manual_seed(config.seed)
     encoder = build(
-        "miniature:base", spec_config(find_spec("miniature")), PREPROCESS, bpe_file=MINIATURE_FOLDER / BPE_FILE
+        f"{config.row}:base", spec_config(find_spec(config.row)), PREPROCESS, bpe_file=MINIATURE_FOLDER / BPE_FILE
     )
     model = TwoBranchModel(encoder.model).train()
     optimizer = torch.optim.AdamW(
@@ -108,14 +102,9 @@ def train_base(config: BaseConfig) -> Encoder:
     return encoder
 
 
-def main(config: BaseConfig) -> None:
-    """Trains the base, measures it, and leaves a card beside it."""
+def make_base(config: BaseConfig) -> None:
+    """Trains a base, measures it, and leaves a card beside it."""
     started = time.perf_counter()
-    if config.new_vocabulary:
-        size = write_vocabulary(MINIATURE_FOLDER / BPE_FILE)
-        sys.exit(
-            f"a vocabulary of {size} entries is written; set vocab_size in the miniature's row of specs.py, then run again"
-        )
     encoder = train_base(config)
     finish(encoder, config, (time.perf_counter() - started) / 60)
 
@@ -124,7 +113,7 @@ def finish(encoder: Encoder, config: BaseConfig, minutes: float) -> None:
     """Measures the base and saves it with its card."""
     results = evaluate_encoder(encoder, scene_retrieval_set(), ["none", "first_only", "remove_first", "short"])
     numbers = {name: round(result.metrics["t2i_recall@1"], 1) for name, result in results.items()}
-    settings = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("output", "new_vocabulary")}
+    settings = {k: v for k, v in dataclasses.asdict(config).items() if k != "output"}
     history = {"base": "trained from scratch by train/miniature.py", "settings": settings, "t2i_recall@1": numbers}
     save_encoder(dataclasses.replace(encoder, history=history), config.output)
     (config.output / "README.md").write_text(_card(settings, numbers, minutes))
@@ -146,7 +135,3 @@ Text-to-image recall@1 on 1,000 held-out pairs, captions cut at 77 tokens:
 
 MIT licence, like the code. It knows coloured shapes and nothing else.
 """
-
-
-if __name__ == "__main__":
-    main(tyro.cli(BaseConfig, description=__doc__))

@@ -40,17 +40,18 @@ def find_checkpoints(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and (p / _STATE_FILE).is_file())
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Deletes what writes that were cut short left among the checkpoints."""
+    for partial in folder.glob(".step-*.partial") if folder.is_dir() else ():
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> dict[str, Any]:
     """Restores what `save_checkpoint` wrote into the prepared objects; returns its `run` with "step"."""
     try:
         run: dict[str, Any] = json.loads((checkpoint / _STATE_FILE).read_text())
         accelerator.load_state(str(checkpoint))
-        return {
-            "step": run["step"],
-            "faults": list(run["faults"]),
-            "pairs": run["pairs"],
-            "total_steps": run["total_steps"],
-        }
+        return {**run, "step": int(run["step"]), "faults": list(run.get("faults", []))}
     except (
         SafetensorError,
         RuntimeError,
@@ -65,3 +66,17 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> dict[str, Any
         raise ValueError(
             f"the checkpoint {checkpoint} cannot be read ({reason}); remove that folder to go on from the one before"
         ) from error
+
+
+_DATA = {"pairs": "the number of pairs", "total_steps": "the number of steps", "keys": "which pairs they are"}
+
+
+def refuse_other_data(checkpoint: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises ValueError where the data are not those of the checkpoint; what an older one does not say is not asked."""
+    changed = [k for k in _DATA if k in then and then[k] != now[k]]
+    said = [_DATA[k] + (f" ({then[k]:,} -> {now[k]:,})" if isinstance(now[k], int) else "") for k in changed]
+    if changed:
+        raise ValueError(
+            f"a resumed run keeps its data, but since {checkpoint.name} this changed: {', '.join(said)}; give --data what "
+            "it had, or name another --output"
+        )

@@ -1,7 +1,6 @@
 """What is refused before anything heavy is loaded: impossible settings, another run's folder, too few processes."""
 
 import dataclasses
-import logging
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -11,9 +10,10 @@ from debias_diffusion.encoders.checkpoint import refuse_foreign_folder, source_c
 from debias_diffusion.training.checkpoints import find_checkpoints
 from debias_diffusion.training.launch import asked_processes
 
-logger = logging.getLogger(__name__)
-
-_MAY_CHANGE = {"output", "resume", "workers", "log_every", "save_every", "keep_checkpoints", "image_root", "data"}
+_MAY_CHANGE = {
+    *("output", "resume", "workers", "log_every", "save_every", "keep_checkpoints", "image_root", "data"),
+    *("chunk_size", "gradient_checkpointing", "feature_cache"),
+}
 """Fields that a resumed run may change: none of them changes what is learned."""
 
 LAUNCH_LINES = (
@@ -28,7 +28,7 @@ def check_config(config: TrainConfig) -> None:
     base = source_context_length(config.encoder)
     if base is not None and config.context_length < base and not problems:
         problems = [
-            f"context-length {config.context_length} is shorter than the base's {base}; it can only be stretched"
+            f"--context-length {config.context_length} is shorter than the base's {base}; it can only be stretched"
         ]
     if problems:
         raise ValueError("; ".join(problems))
@@ -43,13 +43,15 @@ def check_config(config: TrainConfig) -> None:
         raise ValueError(f"{folder} already holds a trained encoder; name another --output")
     if found:
         _check_same_run(config, TrainConfig.from_json((folder / "config.json").read_text()))
-    elif config.resume:
-        logger.warning("%s holds no checkpoint yet; starting from the beginning", folder)
+    elif config.resume and not (folder / "config.json").is_file():
+        raise ValueError(f"--resume: {folder} holds no run to go on with; leave --resume out to start one there")
 
 
 def _check_same_run(config: TrainConfig, earlier: TrainConfig) -> None:
     now, then = dataclasses.asdict(config), dataclasses.asdict(earlier)
-    changed = [f"{k} {then[k]!r} -> {now[k]!r}" for k in now if k not in _MAY_CHANGE and now[k] != then[k]]
+    changed = [
+        f"--{k.replace('_', '-')} {then[k]!r} -> {now[k]!r}" for k in now if k not in _MAY_CHANGE and now[k] != then[k]
+    ]
     if changed:
         raise ValueError(f"a resumed run keeps its settings, but these changed: {', '.join(changed)}")
 
@@ -60,6 +62,8 @@ def check_processes(config: TrainConfig, accelerator: Accelerator) -> None:
     if started != asked:
         raise ValueError(f"{asked} processes were asked for, but {started} started; {LAUNCH_LINES}")
     if config.batch_size % started:
-        raise ValueError(f"batch-size {config.batch_size} does not divide among {started} processes; choose a multiple")
+        raise ValueError(
+            f"--batch-size {config.batch_size} does not divide among {started} processes; choose a multiple"
+        )
     if config.precision == "fp16" and accelerator.device.type == "cpu":
-        raise ValueError("precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+        raise ValueError("--precision fp16 needs a GPU; on a CPU use fp32 or bf16")

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
 
 class _PrincipalPart(Function):
@@ -67,17 +68,32 @@ def contrastive_loss(
     *,
     first: int = 0,
     label_smoothing: float = 0.0,
+    block: int = 0,
 ) -> Tensor:
     """Symmetric InfoNCE of this process's rows against the columns of all processes, the mean over its rows.
 
     Features (rows, dim) and (columns, dim) are compared as they are; row i's pair is column `first` + i. `logit_scale`
-    is already exponentiated.
+    is already exponentiated. With `block`, only so many rows of the score matrix exist at once, in the backward pass too,
+    where they are computed again.
     """
     target = torch.arange(first, first + len(image_features), device=image_features.device)
-    of_images = logit_scale * image_features @ all_text_features.T  # (rows, columns)
-    of_texts = logit_scale * text_features @ all_image_features.T
-    both = [F.cross_entropy(logits, target, label_smoothing=label_smoothing) for logits in (of_images, of_texts)]
-    return (both[0] + both[1]) / 2
+    size = block or len(target)
+
+    def half(rows: Tensor, columns: Tensor) -> Tensor:
+        parts = [
+            _scores_loss(part, columns, logit_scale, goal, label_smoothing)
+            if len(part) == len(rows)
+            else checkpoint(_scores_loss, part, columns, logit_scale, goal, label_smoothing, use_reentrant=False)
+            for part, goal in zip(rows.split(size), target.split(size), strict=True)
+        ]
+        return torch.stack(parts).sum() / len(rows)
+
+    return (half(image_features, all_text_features) + half(text_features, all_image_features)) / 2
+
+
+def _scores_loss(rows: Tensor, columns: Tensor, logit_scale: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
+    scores = logit_scale * rows @ columns.T  # (rows, columns)
+    return F.cross_entropy(scores, target, label_smoothing=label_smoothing, reduction="sum")
 
 
 def mix_branches(full: Tensor, short: Tensor, short_weight: float) -> Tensor:

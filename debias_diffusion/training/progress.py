@@ -1,7 +1,8 @@
-"""What a run tells: progress bar, metrics.jsonl, TensorBoard, and pictures that could not be read."""
+"""What a run tells: a line at the start, progress bar, metrics.jsonl, TensorBoard, and pictures that could not be read."""
 
 import json
 import logging
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,41 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from debias_diffusion.config import TrainConfig
+
 logger = logging.getLogger(__name__)
+_faults_logger = logger.getChild("faults")  # each process has its own to tell; the rest they all would say alike
+
+_QUIET = 60.0
+"""Seconds between two lines of a log that stands in for the bar."""
+
+
+def start_line(
+    config: TrainConfig,
+    *,
+    weights: int,
+    trained: int,
+    pairs: int,
+    steps: tuple[int, int],
+    device: str,
+    processes: int,
+    compiled: bool,
+) -> str:
+    """One line that says what a run is about to do; `compiled` tells that towers go through torch.compile."""
+    parts = [
+        f"{config.recipe} from {config.encoder} at {config.context_length} tokens",
+        f"{trained / 1e6:,.1f} of {weights / 1e6:,.1f} million weights train",
+        f"{pairs:,} pairs, {config.batch_size} a step" + (f" on {processes} processes" if processes > 1 else ""),
+        f"steps {steps[0]:,} to {steps[1]:,}",
+        f"{config.precision} on {device}",
+    ]
+    if config.chunk_size:
+        parts.append(f"chunks of {config.chunk_size}, computed twice")
+    if config.train_towers == "text":
+        parts.append("image features are ready, the image tower stays as it is")
+    if compiled:
+        parts.append("the text tower is not compiled: packing gives each batch another shape")
+    return "; ".join(parts)
 
 
 class Progress:
@@ -22,7 +57,11 @@ class Progress:
         self._metrics = folder / "metrics.jsonl"
         _forget_after(self._metrics, first_step)
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
-        self._bar = tqdm(total=total_steps, initial=first_step, desc=title, unit="step", dynamic_ncols=True)
+        self._total, self._told = total_steps, -math.inf
+        # None: no bar where nobody watches; lines in the log take its place there.
+        self._bar = tqdm(
+            total=total_steps, initial=first_step, desc=title, unit="step", dynamic_ncols=True, disable=None
+        )
         self._since, self._pairs = time.perf_counter(), 0
 
     def step(self, num_pairs: int) -> None:
@@ -42,9 +81,11 @@ class Progress:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._bar.set_postfix_str(
-            f"loss {values['loss']:.3f}, recall {values['recall']:.0%}, {values['samples_per_second']:.1f} samples/s"
-        )
+        told = f"loss {values['loss']:.3f}, recall {values['recall']:.0%}, {values['samples_per_second']:.1f} samples/s"
+        self._bar.set_postfix_str(told)
+        if self._bar.disable and (step == self._total or time.monotonic() - self._told >= _QUIET):
+            self._told = time.monotonic()
+            logger.info("step %d of %d: %s", step, self._total, told)
 
     def close(self) -> None:
         """Ends bar and files."""
@@ -64,7 +105,7 @@ class FaultLog:
         for fault in faults:
             if fault not in self.named:
                 self.named[fault] = None
-                logger.warning("picture left out: %s", fault)
+                _faults_logger.warning("picture left out: %s", fault)
 
 
 def _forget_after(metrics: Path, step: int) -> None:

@@ -14,26 +14,43 @@ from debias_diffusion.training.losses import contrastive_loss, grouped_principal
 
 
 class TwoBranchModel(nn.Module):
-    """Both branches through one forward, so that a wrapper for many processes sees a single call."""
+    """Both branches through one forward, so that a wrapper for many processes sees a single call.
+
+    With `frozen_images` the image tower is no part of it: it takes ready image features, and only the text side is moved
+    to the device, wrapped and saved.
+    """
+
+    def __init__(self, clip: CustomTextCLIP, *, frozen_images: bool = False) -> None:
+        super().__init__()
+        self.clip: Any = _TextSide(clip) if frozen_images else clip
+
+    def forward(self, images: Tensor, input_ids: Tensor, num_prefix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Unit-norm image features (batch, dim), text features (2 * batch, dim; full branch first), logit scale ().
+
+        `images` are pixel values (batch, 3, height, width) or, with frozen images, unit-norm features (batch, dim). An
+        empty batch goes through as well: the other processes wait for this one's gradients.
+        """
+        if not len(images):
+            image, text, scale = self(self._blank(), torch.tensor([[0, 1]] * 2), torch.zeros(2, dtype=torch.long))
+            return image[:0], text[:0], scale
+        image = images if isinstance(self.clip, _TextSide) else _unit(self.clip.visual(images))
+        text = encode_text(self.clip.text, input_ids, num_prefix)
+        return image, _unit(text), self.clip.logit_scale.exp()
+
+    def _blank(self) -> Tensor:
+        if isinstance(self.clip, _TextSide):
+            return self.clip.logit_scale.new_zeros(1, self.clip.text.output_dim)
+        size = self.clip.visual.image_size
+        height, width = size if isinstance(size, tuple) else (size, size)
+        return self.clip.logit_scale.new_zeros(1, 3, height, width)
+
+
+class _TextSide(nn.Module):
+    """A CLIP model's text tower and logit scale, under the names they have there."""
 
     def __init__(self, clip: CustomTextCLIP) -> None:
         super().__init__()
-        self.clip: Any = clip
-
-    def forward(self, pixel_values: Tensor, input_ids: Tensor, num_prefix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Unit-norm image features (batch, dim), text features (2 * batch, dim; full branch first), logit scale ().
-
-        An empty batch goes through as well: the other processes wait for this one's gradients.
-        """
-        if not len(pixel_values):
-            size = self.clip.visual.image_size
-            height, width = size if isinstance(size, tuple) else (size, size)
-            pixel_values = self.clip.logit_scale.new_zeros(1, 3, height, width)
-            image, text, scale = self(pixel_values, torch.tensor([[0, 1]] * 2), torch.zeros(2, dtype=torch.long))
-            return image[:0], text[:0], scale
-        image = self.clip.visual(pixel_values)
-        text = encode_text(self.clip.text, input_ids, num_prefix)
-        return _unit(image), _unit(text), self.clip.logit_scale.exp()
+        self.text, self.logit_scale = clip.text, clip.logit_scale
 
 
 def _unit(features: Tensor) -> Tensor:
@@ -49,6 +66,8 @@ class LossRule:
     pca_batch: int
     pca_renormalise: bool
     label_smoothing: float
+    block: int = 0
+    """Rows of the score matrix that are held at once; 0 means all."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +96,14 @@ def two_branch_loss(image: Tensor, text: Tensor, logit_scale: Tensor, rule: Loss
         return StepLoss(nothing, nothing.detach(), nothing.detach(), nothing.detach(), sum(shares.counts))
     all_coarse = grouped_principal_part(all_image, rule.pca_dim, rule.pca_batch, renormalise=rule.pca_renormalise)
     mine = slice(shares.first, shares.first + len(image))
-    smoothing = rule.label_smoothing
-    loss_full = contrastive_loss(
-        image, full, all_image, all_full, logit_scale, first=shares.first, label_smoothing=smoothing
-    )
-    loss_short = contrastive_loss(
-        all_coarse[mine],
-        augmented,
-        all_coarse,
-        all_augmented,
-        logit_scale,
-        first=shares.first,
-        label_smoothing=smoothing,
-    )
+    how = {"first": shares.first, "label_smoothing": rule.label_smoothing, "block": rule.block}
+    loss_full = contrastive_loss(image, full, all_image, all_full, logit_scale, **how)
+    loss_short = contrastive_loss(all_coarse[mine], augmented, all_coarse, all_augmented, logit_scale, **how)
     total = mix_branches(loss_full, loss_short, rule.short_weight) * shares.weight
-    with torch.no_grad():
-        target = torch.arange(shares.first, shares.first + len(full), device=full.device)
-        recall = ((full @ all_image.T).argmax(1) == target).float().mean()
+    recall = _recall(full.detach(), all_image.detach(), shares.first, rule.block)
     return StepLoss(total, loss_full.detach(), loss_short.detach(), recall, sum(shares.counts))
+
+
+def _recall(text: Tensor, all_image: Tensor, first: int, block: int) -> Tensor:
+    best = torch.cat([(rows @ all_image.T).argmax(1) for rows in text.split(block or len(text))])
+    return (best == torch.arange(first, first + len(text), device=text.device)).float().mean()

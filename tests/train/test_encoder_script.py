@@ -92,6 +92,28 @@ def test_asked_to_stop_it_saves_first(number, tiny_folder, pair_folder, tmp_path
     assert len(find_checkpoints(tmp_path / "run" / "checkpoints")) == 1
 
 
+def test_a_second_ctrl_c_stops_at_once_without_a_traceback(tiny_folder, pair_folder, tmp_path):
+    args = arguments(
+        tiny_folder, pair_folder, tmp_path / "run", "--max-steps", "100000", "--save-every", "100000",
+        "--batch-size", "16", "--chunk-size", "1",
+    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, SCRIPT, *args], env=ENV, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    said = ""
+    while "press again to stop without saving" not in said:
+        said = process.stderr.readline()
+        assert said, "ended without having said anything"
+    process.send_signal(signal.SIGINT)  # an echo, as a launcher makes it: not yet the second
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert "Traceback" not in stderr
+    assert process.returncode in (130, 143)  # 143 where the checkpoint was quicker than the second signal
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
 def launch(launcher, args):
     command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, SCRIPT, *args]
     return subprocess.run(
@@ -117,6 +139,7 @@ def test_two_processes_train_like_one(tiny_folder, pair_folder, tmp_path):
     launch(
         flags, arguments(tiny_folder, pair_folder, two, *more)
     )  # judged by what it leaves: the launcher's exit is flaky
+    assert not (two / ".lock").exists()
     a, b = weights(one), weights(two)
     losses = [[m["loss"] for m in read_metrics(p)] for p in (one, two)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)

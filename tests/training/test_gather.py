@@ -13,7 +13,7 @@ from debias_diffusion.training.gather import Shares, exchange_counts, gather_fea
 WORKER = Path(__file__).with_name("gather_worker.py")
 
 
-def run_workers(folder: Path, world: int, sizes: str) -> None:
+def run_workers(folder: Path, world: int, sizes: str, worker: Path = WORKER) -> None:
     """Starts the ranks directly: a launcher adds nothing here but time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -24,7 +24,7 @@ def run_workers(folder: Path, world: int, sizes: str) -> None:
             "RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        processes.append(subprocess.Popen([sys.executable, str(WORKER), str(folder), sizes], env=env))
+        processes.append(subprocess.Popen([sys.executable, str(worker), str(folder), sizes], env=env))
     assert [p.wait(timeout=240) for p in processes] == [0] * world
 
 

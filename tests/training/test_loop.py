@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from debias_diffusion.config import TrainConfig
 from debias_diffusion.encoders.checkpoint import WEIGHTS_FILE, load_encoder
 from debias_diffusion.training.checkpoints import find_checkpoints
+from debias_diffusion.training.lock import FolderLock
 from debias_diffusion.training.loop import NonFiniteLoss, read_metrics, train
 
 
@@ -135,13 +136,96 @@ def test_a_folder_with_a_run_is_not_overwritten_and_a_resumed_run_keeps_its_sett
     train(config)
     with pytest.raises(ValueError, match="already holds a run"):
         train(config)
-    with pytest.raises(ValueError, match=r"these changed: learning_rate 0.001 -> 0.5"):
+    with pytest.raises(ValueError, match=r"these changed: --learning-rate 0.001 -> 0.5"):
         train(dataclasses.replace(config, resume=True, learning_rate=0.5))
 
 
-@pytest.mark.parametrize("change", [{"precision": "bf16"}, {"gradient_checkpointing": True}, {"train_towers": "text"}])
-def test_variants_run_and_move_the_text_tower(config, change, tiny_folder):
+@pytest.mark.parametrize(
+    "change", [{"precision": "bf16"}, {"gradient_checkpointing": True}, {"train_towers": "text"}, {"chunk_size": 3}]
+)
+def test_variants_run_and_move_the_text_tower(config, change, tiny_folder, tmp_path):
+    change = {**change, "feature_cache": str(tmp_path / "features")}
     trained, base = weights(train(dataclasses.replace(config, max_steps=2, **change))), weights(tiny_folder)
     assert not torch.equal(trained["text.text_projection"], base["text.text_projection"])
     frozen = change.get("train_towers") == "text"
     assert torch.equal(trained["visual.proj"], base["visual.proj"]) == frozen
+
+
+def test_chunks_train_like_the_whole_batch(config, tmp_path):
+    whole = train(config)
+    chunked = train(dataclasses.replace(config, output=str(tmp_path / "chunked"), chunk_size=3))
+    losses = [[m["loss"] for m in read_metrics(tmp_path / name)] for name in ("run", "chunked")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    a, b = weights(whole), weights(chunked)
+    for name in a:
+        if not name.endswith("in_proj_bias"):  # a key's bias has no gradient but rounding, which Adam enlarges
+            assert (a[name] - b[name]).norm() <= 2e-3 * a[name].norm() + 1e-6, name
+
+
+def test_nothing_to_resume_is_said_and_starts_nothing(config, tmp_path):
+    with pytest.raises(ValueError, match=r"--resume: .*run holds no run to go on with; leave --resume out"):
+        train(dataclasses.replace(config, resume=True))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_again(config, tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(config.to_json())
+    train(dataclasses.replace(config, resume=True, max_steps=4))
+    assert "holds no checkpoint yet; starting from the beginning" in caplog.text
+
+
+def resumable(config, tmp_path):
+    """A run of four steps that stopped after two."""
+    import shutil
+
+    train(config)
+    checkpoints = find_checkpoints(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(checkpoints[-1])
+    shutil.rmtree(tmp_path / "run" / "encoder")
+    return dataclasses.replace(config, resume=True), checkpoints[0] / "run.json"
+
+
+def test_a_checkpoint_that_says_less_than_today_s_is_still_taken(config, tmp_path):
+    again, state = resumable(config, tmp_path)
+    run = json.loads(state.read_text())
+    state.write_text(json.dumps({"step": run["step"]}))
+    assert train(again).is_dir()
+
+
+def test_other_pairs_in_the_same_number_are_not_resumed_on(config, tmp_path, pair_folder):
+    import shutil
+
+    again, _ = resumable(config, tmp_path)
+    data = shutil.copytree(pair_folder, tmp_path / "data")
+    for suffix in (".png", ".txt"):
+        (data / f"00{suffix}").rename(data / f"99{suffix}")
+    with pytest.raises(ValueError, match="since step-00000002 this changed: which pairs they are; give --data"):
+        train(dataclasses.replace(again, data=str(data)))
+    for suffix in (".png", ".txt"):
+        (data / f"98{suffix}").write_bytes((data / f"99{suffix}").read_bytes())
+    with pytest.raises(ValueError, match=r"the number of pairs \(16 -> 17\), which pairs"):
+        train(dataclasses.replace(again, data=str(data)))
+
+
+def test_leftovers_of_writes_cut_short_are_removed_at_the_start(config, tmp_path):
+    leftover = tmp_path / "run" / "checkpoints" / ".step-00000002.partial"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    train(dataclasses.replace(config, max_steps=1))
+    assert not leftover.exists()
+
+
+def test_a_second_run_into_the_same_folder_is_refused(config, tmp_path):
+    with FolderLock(tmp_path / "run"), pytest.raises(ValueError, match="another run writes to"):
+        train(config)
+
+
+def test_the_start_says_what_is_trained_and_no_bar_is_drawn_into_a_log(config, caplog, capsys):
+    with caplog.at_level("INFO"):
+        train(dataclasses.replace(config, chunk_size=4))
+    line = next(m for m in caplog.messages if "weights train" in m)
+    for part in ("debias from", "248 tokens", "16 pairs, 8 a step", "steps 0 to 4", "fp32 on cpu", "chunks of 4"):
+        assert part in line
+    assert [m for m in caplog.messages if m.startswith(("step 1 of 4: loss", "step 4 of 4: loss"))]
+    assert "step/s" not in capsys.readouterr().err

@@ -1,0 +1,40 @@
+"""The sigmoid loss of SigLIP, as a function of features: every picture-caption pair is a yes-or-no question of its own."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+def sigmoid_loss(
+    image_features: Tensor,
+    all_text_features: Tensor,
+    logit_scale: Tensor,
+    logit_bias: Tensor,
+    *,
+    first: int = 0,
+    block: int = 0,
+) -> Tensor:
+    """Sum of -log sigmoid(y (scale v.t + bias)) over all pairs, divided by the pictures (Zhai et al. 2023, algorithm 1).
+
+    `image_features` (rows, dim) are this process's, `all_text_features` (columns, dim) those of all processes; y is 1 for
+    row i's own caption, column `first` + i, and -1 for every other. Each pair of the whole batch is thus asked about by
+    one process, the one that holds its picture, and the mean over processes is the loss of the whole batch. Features are
+    compared as they are; `logit_scale` is already exponentiated. With `block`, only so many rows of the score matrix exist
+    at once, in the backward pass too, where they are computed again.
+    """
+    target = torch.arange(first, first + len(image_features), device=image_features.device)
+    size = block or max(1, len(target))
+    parts = [
+        _rows_loss(rows, all_text_features, logit_scale, logit_bias, own)
+        if len(rows) == len(image_features)
+        else checkpoint(_rows_loss, rows, all_text_features, logit_scale, logit_bias, own, use_reentrant=False)
+        for rows, own in zip(image_features.split(size), target.split(size), strict=True)
+    ]
+    return torch.stack(parts).sum() / max(1, len(image_features))
+
+
+def _rows_loss(rows: Tensor, columns: Tensor, logit_scale: Tensor, logit_bias: Tensor, own: Tensor) -> Tensor:
+    scores = logit_scale * rows @ columns.T + logit_bias  # (rows, columns)
+    sign = torch.ones_like(scores).scatter_(1, own[:, None], -1.0)
+    return F.softplus(sign * scores).sum()

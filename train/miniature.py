@@ -1,0 +1,107 @@
+"""Remakes the weights that ship in debias_diffusion/miniature, on a CPU: about three hours on two idle cores.
+
+  python train/miniature.py                          everything that `--work` does not hold yet, then the shipped folders
+  python train/miniature.py --parts vae unet         these parts anew, the others as they lie in `--work`
+  python train/miniature.py --parts none             only puts together what `--work` holds
+
+Parts, each resting on those before it:
+  base, base-l   the two base encoders, 77 tokens, trained from scratch
+  encoders       Long-CLIP and DeBias fine-tunings of both, 300 steps
+  vae            the autoencoder
+  unet           the UNet, on the frozen bases' states and the VAE's latents
+"""
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import tyro
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from miniature_clip import BaseConfig, make_base
+from miniature_sdxl import ROWS, assemble
+from miniature_unet import UNetConfig, prepare, train_unet
+from miniature_vae import VaeConfig, reconstruction_error, refine_decoder, train_vae
+
+from debias_diffusion.config import PRESETS
+from debias_diffusion.encoders.checkpoint import load_encoder
+from debias_diffusion.encoders.encoder import MINIATURE_FOLDER
+from debias_diffusion.sdxl.slots import slot_from_encoder
+
+ENCODER_STEPS = 300
+RECIPES = ("long-clip", "debias")
+
+
+@dataclasses.dataclass(frozen=True)
+class MiniatureConfig:
+    """What is remade, and where."""
+
+    parts: tuple[str, ...] = ()
+    """Parts to make even if `work` holds them: base, base-l, encoders, vae, unet; none makes nothing."""
+    work: Path = Path("runs/miniature")
+    output: Path = MINIATURE_FOLDER
+    unet: UNetConfig = dataclasses.field(default_factory=UNetConfig)
+    vae: VaeConfig = dataclasses.field(default_factory=VaeConfig)
+
+
+def make_encoders(config: MiniatureConfig) -> None:
+    """Fine-tunes both bases as Long-CLIP and as DeBias, with the demo's presets."""
+    from debias_diffusion.training.loop import train
+
+    for row, suffix in ROWS.items():
+        for recipe in RECIPES:
+            run = config.work / f"training-{recipe}{suffix}"
+            preset = PRESETS[f"miniature-{recipe}"]
+            base = str(config.work / f"base{suffix}")
+            trained = train(dataclasses.replace(preset, encoder=base, max_steps=ENCODER_STEPS, output=str(run)))
+            trained.rename(config.work / f"{recipe}{suffix}")
+            print(f"{row}: {recipe} is trained")
+
+
+def make_vae(config: MiniatureConfig) -> None:
+    """Trains the autoencoder and says how well it keeps held-out pictures."""
+    started = time.perf_counter()
+    vae = refine_decoder(train_vae(config.vae), config.vae)
+    vae.save_pretrained(config.work / "vae")
+    error, minutes = reconstruction_error(vae), (time.perf_counter() - started) / 60
+    print(f"vae: root mean square error {error:.1f} of 255 on held-out pictures, {minutes:.0f} minutes")
+
+
+def make_unet(config: MiniatureConfig) -> None:
+    """Trains the UNet on the base encoders' states."""
+    started = time.perf_counter()
+    slots = [slot_from_encoder(load_encoder(config.work / f"base{suffix}"), slot) for suffix, slot in SLOT_OF.items()]
+    vae = AutoencoderKL.from_pretrained(config.work / "vae")
+    prepared = prepare(vae, slots, config.unet.drawings, config.unet.seed)
+    unet: UNet2DConditionModel = train_unet(config.unet, prepared)
+    unet.save_pretrained(config.work / "unet")
+    print(f"unet: {(time.perf_counter() - started) / 60:.0f} minutes")
+
+
+SLOT_OF = {"-l": "text_encoder", "": "text_encoder_2"}
+PARTS: dict[str, tuple[str, Callable[[MiniatureConfig], None]]] = {
+    "base": ("base", lambda c: make_base(BaseConfig(c.work / "base", "miniature"))),
+    "base-l": ("base-l", lambda c: make_base(BaseConfig(c.work / "base-l", "miniature-l", steps=1600))),
+    "encoders": ("debias", make_encoders),
+    "vae": ("vae", make_vae),
+    "unet": ("unet", make_unet),
+}
+
+
+def main(config: MiniatureConfig) -> None:
+    """Makes what is asked for or missing, then the shipped folders."""
+    wrong = set(config.parts) - PARTS.keys() - {"none"}
+    if wrong:
+        raise SystemExit(f"no part is called {', '.join(sorted(wrong))}; parts: {', '.join(PARTS)}, none")
+    config.work.mkdir(parents=True, exist_ok=True)
+    for part, (result, make) in PARTS.items():
+        if part in config.parts or (not config.parts and not (config.work / result).exists()):
+            shutil.rmtree(config.work / result, ignore_errors=True)
+            make(config)
+    assemble(config.work, config.output)
+    print(f"{config.output} is made")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(MiniatureConfig, description=__doc__))
