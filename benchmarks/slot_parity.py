@@ -6,7 +6,8 @@
 Weights are random, with norms and biases moved away from ones and zeros so that a swapped tensor would show; parity is
 of arithmetic, not of quality. Only the text tower is built. For each row a fresh process builds open_clip's tower,
 makes the slot, and compares penultimate states and the pooled vector on captions whose EOT lies at many places, padded
-as the slot pads. Relative error is |slot - open_clip| / |open_clip| over all rows; memory is the process's peak.
+as the slot pads. Relative error is |slot - open_clip| / |open_clip| over all rows; memory is the process's peak. At 248 the
+first 77 rows are also compared with the slot's own encoding of 77 tokens.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from debias_diffusion.sdxl.slots import SLOTS, build_slot
 ENDS = (1, 2, 7, 20, 40, 75, 76, 100, 169, 246, 247)
 """Positions of EOT in the captions; those beyond the context are left out."""
 
+SHORT = 77
+
 
 @dataclass(frozen=True)
 class Row:
@@ -42,6 +45,7 @@ class Row:
     built: float
     converted: float
     peak: float
+    prefix: float | None
 
 
 def main() -> None:
@@ -54,8 +58,8 @@ def main() -> None:
         "--captions", type=int, default=4, help="captions a batch, which memory grows with (default: 4)"
     )
     arguments = parser.parse_args()
-    print("| tower | tokens | parameters | penultimate | pooled | build + convert, s | peak memory, GiB |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| tower | tokens | parameters | penultimate | pooled | rows 0-76 | build + convert, s | peak memory, GiB |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for tower in arguments.towers:
         for length in arguments.lengths:
             with ProcessPoolExecutor(
@@ -63,7 +67,8 @@ def main() -> None:
             ) as pool:  # its own process: the peak is the row's
                 row = pool.submit(measure, tower, length, arguments.captions).result()
             seconds = f"{row.built:.1f} + {row.converted:.1f}"
-            error = f"{row.penultimate:.1e} | {row.pooled:.1e}"
+            prefix = "-" if row.prefix is None else f"{row.prefix:.1e}"
+            error = f"{row.penultimate:.1e} | {row.pooled:.1e} | {prefix}"
             print(
                 f"| {row.tower} | {row.length} | {row.parameters / 1e6:.1f} M | {error} | {seconds} | {row.peak:.1f} |",
                 flush=True,
@@ -90,7 +95,14 @@ def measure(name: str, length: int, captions: int) -> Row:
             sums[i] += torch.stack([(a - b).double().square().sum(), b.double().square().sum()])
     penultimate, pooled = (sums[:, 0] / sums[:, 1]).sqrt().tolist()
     parameters = sum(p.numel() for p in text.parameters())
-    return Row(name, length, parameters, penultimate, pooled, built, converted, peak_gib())
+    prefix = prefix_error(slot.model, rows[:captions]) if length > SHORT else None
+    return Row(name, length, parameters, penultimate, pooled, built, converted, peak_gib(), prefix)
+
+
+def prefix_error(model: nn.Module, ids: Tensor) -> float:
+    """How far the first 77 rows of the long encoding are from the encoding of 77 tokens, relative."""
+    whole, short = (model(part, output_hidden_states=True).hidden_states[-2] for part in (ids, ids[:, :SHORT]))
+    return float((whole[:, :SHORT] - short).norm() / short.norm())
 
 
 def build_tower(name: str, length: int) -> nn.Module:

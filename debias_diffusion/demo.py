@@ -1,6 +1,7 @@
 """The main job, whole, on the miniature world: train Long-CLIP and DeBias from one base, measure both, draw the figure."""
 
 import dataclasses
+import importlib.util
 import json
 import logging
 import shutil
@@ -36,6 +37,9 @@ COLUMNS = {
 }
 TRAINED = {"long-clip": "miniature-long-clip", "debias": "miniature-debias"}
 
+APP = "debias-diffusion demo --app"
+"""The command that shows the same encoders in pictures."""
+
 Table = dict[str, dict[str, dict[str, float]]]
 """encoder -> perturbation -> metric -> percent"""
 
@@ -47,6 +51,7 @@ def demo(
     pairs: int = 1000,
     steps: int = 0,
     fresh: bool = False,
+    app: bool = False,
 ) -> str:
     """Trains, measures and compares on the miniature world, on this machine, in minutes.
 
@@ -61,7 +66,10 @@ def demo(
         pairs: Held-out pairs that are measured on.
         steps: Fine-tuning steps instead of the preset's; 0 keeps it.
         fresh: Trains again even where a finished encoder lies in the folder.
+        app: Trains nothing and opens the app instead: one prompt drawn with different text encoders, in a browser.
     """
+    if app:
+        return open_app()
     started = time.perf_counter()
     if pairs < 2:
         raise ValueError(f"pairs is {pairs}; ranking needs 2 or more")
@@ -86,8 +94,23 @@ def demo(
     return (
         f"\nt2i / i2t recall@1 in percent, {pairs:,} held-out pairs of the miniature world, seed {seed}\n\n{text}\n"
         f"\nWhat the table cannot show is real-world quality: these are coloured shapes, 64 pixels wide.\n"
-        f"{output}/results.json, table.md, figure.png and the encoder folders; {seconds / 60:.1f} minutes"
+        f"{output}/results.json, table.md, figure.png and the encoder folders; {seconds / 60:.1f} minutes\n"
+        f"\nIn pictures, side by side in a browser: {APP}  (or: python -m apps.compare)"
     )
+
+
+def open_app() -> str:
+    """Serves the comparison app of the shipped miniature until it is interrupted; nothing is left to say then.
+
+    Raises ModuleNotFoundError that names what to install.
+    """
+    for name in ("gradio", "diffusers"):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"the app needs {name}: pip install 'debias-diffusion[app]'")
+    from apps.compare import compare
+
+    compare()
+    return ""
 
 
 def _train(config: TrainConfig, folder: Path, fresh: bool) -> Path:

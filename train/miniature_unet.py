@@ -3,10 +3,11 @@
 import copy
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, UNet2DConditionModel
 from miniature_vae import LATENT_CHANNELS, VAE_SCALE
@@ -23,8 +24,11 @@ SCHEDULER = {
     "beta_end": 0.012,
     "beta_schedule": "scaled_linear",
     "timestep_spacing": "trailing",
-    "prediction_type": "epsilon",
+    "prediction_type": "v_prediction",
+    "rescale_betas_zero_snr": True,
 }
+"""SDXL's schedule, but with velocities and no signal left at the last step: with noise predictions, as SDXL has, a UNet this
+small never learns where things go, because there the steps that decide it weigh next to nothing in the loss."""
 TIME_IDS = (SIZE, SIZE, 0, 0, SIZE, SIZE)
 TIME_DIM = 16
 GROUP = 100
@@ -38,13 +42,14 @@ class UNetConfig:
     steps: int = 6000
     batch_size: int = 32
     drawings: int = 40_000
-    widths: tuple[int, int] = (48, 96)
+    widths: tuple[int, int, int] = (48, 96, 96)
     learning_rate: float = 8e-4
     warmup_steps: int = 200
     weight_decay: float = 0.01
     ema: float = 0.999
     max_snr: float = 5.0
-    """Losses are weighted by min(SNR, max_snr) / SNR (Hang et al. 2023): without it the nearly clean steps dominate."""
+    """Velocity losses, which weigh the clean latents' error by SNR + 1, are weighed so by this at most (compare Hang et al.
+    2023): without it the nearly clean steps dominate."""
     drop_text: float = 0.1
     """Share of rows trained with zeros for text: what SDXL's guidance takes for an empty negative."""
     seed: int = 0
@@ -52,17 +57,20 @@ class UNetConfig:
     """Ends the run, and its schedule, after so many minutes; 0 means by steps alone."""
 
 
-def new_unet(widths: tuple[int, int], text_width: int, pooled_width: int) -> UNet2DConditionModel:
-    """A fresh UNet, conditioned as SDXL's and like it without attention at its highest resolution."""
+def new_unet(widths: tuple[int, int, int], text_width: int, pooled_width: int) -> UNet2DConditionModel:
+    """A fresh UNet, conditioned as SDXL's and like it without attention at its highest resolution.
+
+    At its lowest, 4x4, zero padding tells every cell where it stands: nothing else in this UNet does.
+    """
     return UNet2DConditionModel(
         sample_size=SIZE // VAE_SCALE,
         in_channels=LATENT_CHANNELS,
         out_channels=LATENT_CHANNELS,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
         block_out_channels=widths,
         layers_per_block=1,
-        transformer_layers_per_block=2,
+        transformer_layers_per_block=1,
         attention_head_dim=widths[1] // 32,
         cross_attention_dim=text_width,
         use_linear_projection=True,
@@ -127,41 +135,67 @@ def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tenso
         yield from torch.randperm(count, generator=generator)[: count // size * size].view(-1, size)
 
 
-def train_unet(config: UNetConfig, prepared: Prepared, checkpoint=None) -> UNet2DConditionModel:
-    """The UNet, trained: the moving average of its weights. `checkpoint(step, average)` is called now and then."""
+def train_unet(
+    config: UNetConfig, prepared: Prepared, checkpoint: Callable[[int, UNet2DConditionModel], None] | None = None
+) -> UNet2DConditionModel:
+    """The UNet, trained: the moving average of its weights. `checkpoint(step, average)` is called now and then.
+
+    Where torch.distributed is on (torchrun), each process computes its share of every batch.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     torch.manual_seed(config.seed)
-    generator = torch.Generator().manual_seed(config.seed)
+    order, noise = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(config.seed + rank)
     unet = new_unet(config.widths, prepared.states.shape[-1], prepared.pooled.shape[-1])
     average = copy.deepcopy(unet).eval().requires_grad_(False)
     alphas = EulerDiscreteScheduler(**SCHEDULER).alphas_cumprod
     optimizer = torch.optim.AdamW(
         unet.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.99)
     )
-    started, steps, losses = time.perf_counter(), config.steps, []
-    bar = tqdm(total=steps, unit="step", mininterval=5)
-    for step, rows in enumerate(batches(len(prepared.latents), config.batch_size, generator)):
-        done = step / steps
-        if config.minutes:
-            done = (time.perf_counter() - started) / 60 / config.minutes
+    started, losses = time.perf_counter(), []
+    bar = tqdm(total=config.steps, unit="step", mininterval=5, disable=rank > 0)
+    for step, rows in enumerate(batches(len(prepared.latents), config.batch_size, order)):
+        done = _share_done(config, step, started, world)
         if done >= 1:
             break
+        rate = learning_rate_at(int(done * config.steps), config.learning_rate, 0, config.steps)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate_at(int(done * steps), config.learning_rate, 0, steps)
-            group["lr"] *= min(1.0, (step + 1) / config.warmup_steps)
-        loss = _loss(unet, prepared, rows, alphas, config, generator)
+            group["lr"] = rate * min(1.0, (step + 1) / config.warmup_steps)
+        loss = _loss(unet, prepared, rows.chunk(world)[rank], alphas, config, noise)
         optimizer.zero_grad()
         loss.backward()
+        _average_gradients(unet, world)
         torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
         optimizer.step()
-        decay = min(config.ema, (1 + step) / (10 + step))
         with torch.no_grad():
+            decay = min(config.ema, (1 + step) / (10 + step))
             torch._foreach_lerp_(list(average.parameters()), list(unet.parameters()), 1 - decay)
         losses.append(loss.item())
         bar.update()
         bar.set_postfix_str(f"loss {np.mean(losses[-200:]):.4f}", refresh=False)
-        if checkpoint and step % 1000 == 999:
+        if checkpoint and rank == 0 and step % 1000 == 999:
             checkpoint(step + 1, average)
     return average
+
+
+def _share_done(config: UNetConfig, step: int, started: float, world: int) -> float:
+    """How much of the run is over, the same on every process."""
+    if not config.minutes:
+        return step / config.steps
+    done = torch.tensor((time.perf_counter() - started) / 60 / config.minutes)
+    if world > 1:
+        dist.broadcast(done, 0)
+    return done.item()
+
+
+def _average_gradients(unet: UNet2DConditionModel, world: int) -> None:
+    if world == 1:
+        return
+    gradients = [p.grad for p in unet.parameters() if p.grad is not None]
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat)
+    parts = (flat / world).split([g.numel() for g in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def _loss(unet, prepared, rows, alphas, config, generator) -> Tensor:
@@ -177,6 +211,6 @@ def _loss(unet, prepared, rows, alphas, config, generator) -> Tensor:
         "time_ids": torch.tensor([TIME_IDS] * len(rows), dtype=torch.float32),
     }
     found = unet(noisy, timesteps, states * kept[:, None, None], added_cond_kwargs=conditions).sample
-    snr = (alpha / (1 - alpha)).view(-1)
-    weights = snr.clamp(max=config.max_snr) / snr
-    return (weights * F.mse_loss(found, noise, reduction="none").mean(dim=(1, 2, 3))).mean()
+    velocity = alpha.sqrt() * noise - (1 - alpha).sqrt() * latents
+    weights = (config.max_snr * (1 - alpha)).clamp(max=1).view(-1)  # 1 / (1 - alpha) is SNR + 1
+    return (weights * F.mse_loss(found, velocity, reduction="none").mean(dim=(1, 2, 3))).mean()

@@ -1,0 +1,92 @@
+"""The app whole: the page, its behaviour, and which click leads where."""
+
+import gradio as gr
+
+from apps.handlers import DEVICE, Handlers, new_seed
+from apps.page import Page, lay_out
+from apps.studio import Studio
+
+_MAX_WAITING = 64
+
+
+def build_app(studio: Studio, *, may_add: bool = False) -> gr.Blocks:
+    """The app around a studio, ready to launch; `may_add` lets visitors name further folders of this machine."""
+    page = lay_out(studio, may_add=may_add)
+    handlers = Handlers(studio, page)
+    with page.blocks:
+        _wire_drawing(page, handlers)
+        _wire_reading(page, handlers)
+        _wire_endpoints(page, handlers)
+        if may_add:
+            page.add.click(
+                handlers.add,
+                [page.new_name, page.new_folder, page.sets],
+                [page.added, page.sets],
+                api_visibility="private",
+                **DEVICE,
+            )
+    page.blocks.queue(max_size=_MAX_WAITING)
+    return page.blocks
+
+
+def _wire_drawing(page: Page, handlers: Handlers) -> None:
+    shown = [page.status, page.archive, *page.columns, *page.heads, *page.previews, *page.pictures]
+    results = [*shown, page.charts, page.sentences, page.attention]
+    progress = {"show_progress": "full", "show_progress_on": page.status}
+    drawing = page.run.click(
+        handlers.draw,
+        [page.visit, *page.inputs],
+        [*results, page.visit, page.history, page.earlier],
+        api_visibility="private",
+        trigger_mode="once",
+        **progress,
+        **DEVICE,
+    )
+    analysing = page.analyse.click(
+        handlers.analyse,
+        page.inputs,
+        [page.sentences, page.attention, page.charts, page.status],
+        api_visibility="private",
+        **progress,
+        **DEVICE,
+    )
+    page.cancel.click(
+        handlers.stop,
+        None,
+        [page.status, *page.previews],
+        cancels=[drawing, analysing],
+        queue=False,
+        api_visibility="private",
+    )
+    page.history.select(
+        handlers.select, page.visit, results, queue=False, show_progress="hidden", api_visibility="private"
+    )
+
+
+def _wire_reading(page: Page, handlers: Handlers) -> None:
+    read = {"inputs": [page.prompt, page.sets, page.length, page.syntax], "outputs": page.reading}
+    quiet = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": 4}
+    changes = [part.change for part in (page.prompt, page.sets, page.length, page.syntax)]
+    gr.on(changes, handlers.read, **read, trigger_mode="always_last", **quiet)
+    page.reading.value = handlers.read(*(part.value for part in read["inputs"]))
+    page.dice.click(new_seed, None, page.seed, queue=False, show_progress="hidden", api_visibility="private")
+    # A set added in one tab shows in the next.
+    page.blocks.load(
+        lambda: gr.update(choices=list(handlers.studio.pipes)), None, page.sets, queue=False, api_visibility="private"
+    )
+
+
+def _wire_endpoints(page: Page, handlers: Handlers) -> None:
+    files = gr.File(file_count="multiple", visible=False, label="pictures")
+    about, archive = gr.JSON(visible=False, label="about"), gr.File(visible=False, label="archive")
+    tokens, names = gr.JSON(visible=False, label="tokens"), gr.JSON(visible=False, label="sets")
+    # The page's own field knows the choices of its start alone; handlers know those added since.
+    sets = gr.JSON(page.sets.value, visible=False, label="sets")
+    inputs = [sets if part is page.sets else part for part in page.inputs]
+    hidden = [gr.Button(visible=False) for _ in range(3)]
+    hidden[0].click(handlers.api_compare, inputs, [files, about, archive], api_name="compare", **DEVICE)
+    hidden[1].click(
+        handlers.api_tokens, [page.prompt, sets, page.length, page.syntax], tokens, api_name="tokens",
+        concurrency_limit=4,
+    )  # fmt: skip
+    hidden[2].click(handlers.api_sets, None, names, api_name="sets", queue=False)

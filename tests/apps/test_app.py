@@ -1,0 +1,181 @@
+"""The app as programs meet it: named endpoints, many at once, and what is not served."""
+
+import gc
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from PIL import Image
+
+from apps.compare import main
+from debias_diffusion.sdxl.generate import Settings, compare
+from debias_diffusion.sdxl.record import read_record
+
+ASKED = {
+    "prompt": "a red cat",
+    "sets": ["stock", "debias"],
+    "negative": "",
+    "seed": 0,
+    "num_seeds": 1,
+    "steps": 2,
+    "guidance": 3.0,
+    "size": "32 x 32",
+    "length": "auto",
+    "syntax": "plain",
+    "blend": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def client(served, tmp_path_factory):
+    return Client(served.url, verbose=False, download_files=tmp_path_factory.mktemp("downloads"))
+
+
+def pixels(path) -> bytes:
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return image.tobytes()
+
+
+def test_the_endpoint_gives_the_pixels_and_records_of_compare(client, served, tmp_path, long_prompt):
+    asked = ASKED | {"prompt": long_prompt, "seed": 3, "num_seeds": 2}
+    files, about, archive = client.predict(**asked, api_name="/compare")
+    settings = Settings(steps=2, guidance_scale=3.0, width=32, height=32)
+    pipes = {name: served.studio.pipes[name] for name in about["sets"]}
+    alone = compare(
+        pipes, [long_prompt], [3, 4], tmp_path, settings=settings, max_lengths={"stock": 77}, progress=False
+    )
+    paths = [path for name in about["sets"] for path in alone[name]]
+    assert about["sets"] == ["stock", "debias"]
+    assert [pixels(file) for file in files] == [pixels(path) for path in paths]
+    assert [read_record(file) for file in files] == [read_record(path) for path in paths]
+    assert [row["limit"] for row in about["tokens"]["stock"]] == [77, 77]
+    assert Path(archive).suffix == ".zip"
+
+
+def test_programs_can_ask_what_there_is_and_what_is_read(client, long_prompt):
+    assert client.predict(api_name="/sets") == ["stock", "long-clip", "debias"]
+    tokens = client.predict(prompt=long_prompt, sets=["debias"], length="77", syntax="plain", api_name="/tokens")
+    assert [row["limit"] for row in tokens["debias"]] == [77, 77]
+    assert tokens["debias"][0]["cut"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": "   "}, "The prompt is empty"),
+        ({"sets": ["nothing"]}, "sets: stock, long-clip, debias"),
+        ({"size": "1000 x 1000"}, "at most 64"),
+        ({"seed": None}, "seed is None"),
+        ({"steps": 10_000}, "10000"),
+        ({"prompt": "a (cat:1.3)"}, "is weighting, not words"),
+    ],
+)
+def test_a_request_that_cannot_be_drawn_says_why(client, change, message):
+    with pytest.raises(AppError, match=message):
+        client.predict(**(ASKED | change), api_name="/compare")
+
+
+def test_three_thousand_words_are_drawn_and_what_was_cut_is_said(client):
+    _, about, _ = client.predict(**(ASKED | {"prompt": "word " * 3000}), api_name="/compare")
+    assert [len(row["cut"]) for row in about["tokens"]["stock"]] == [3000 - 75] * 2
+    assert about["tokens"]["debias"][0]["chunks"] == 4
+
+
+def _draw_many(url: str, count: int, at_once: int) -> dict[tuple[str, int], list[bytes]]:
+    def work(number: int) -> tuple[tuple[str, int], list[bytes]]:
+        prompt, seed = f"a cat number {number % 5} on a chair", number
+        with tempfile.TemporaryDirectory() as folder:
+            own = Client(url, verbose=False, download_files=folder)
+            files, _, _ = own.predict(**(ASKED | {"prompt": prompt, "seed": seed}), api_name="/compare")
+            drawn = [pixels(file) for file in files]
+            assert all(read_record(file)["seed"] == seed for file in files)
+            own.close()
+        return (prompt, seed), drawn
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return dict(pool.map(work, range(count)))
+
+
+def test_visitors_at_once_each_get_their_own_pictures(served, client):
+    together = _draw_many(served.url, 6, 3)
+    for (prompt, seed), drawn in together.items():
+        files, _, _ = client.predict(**(ASKED | {"prompt": prompt, "seed": seed}), api_name="/compare")
+        assert [pixels(file) for file in files] == drawn
+    assert len({drawn[0] for drawn in together.values()}) == 6
+
+
+@pytest.mark.slow
+def test_fifty_requests_eight_at_a_time_mix_nothing_up_and_keep_no_memory(served, client):
+    _draw_many(served.url, 16, 8)  # what is loaded once is loaded
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    together = _draw_many(served.url, 50, 8)
+    gc.collect()
+    grown = psutil.Process().memory_info().rss / before - 1
+    for (prompt, seed), drawn in together.items():
+        files, _, _ = client.predict(**(ASKED | {"prompt": prompt, "seed": seed}), api_name="/compare")
+        assert [pixels(file) for file in files] == drawn
+    assert len({drawn[0] for drawn in together.values()}) == 50
+    assert grown < 0.05, f"memory grew by {grown:.1%}"
+
+
+def test_a_second_visitor_waits_with_a_position(served, client):
+    other = Client(served.url, verbose=False)
+    first = client.submit(**(ASKED | {"steps": 150, "num_seeds": 9}), api_name="/compare")
+    second = other.submit(**ASKED, api_name="/compare")
+    third = other.submit(**ASKED, api_name="/compare")
+    ranks = set()
+    while not first.done():
+        ranks |= {job.status().rank for job in (second, third)}
+        if {0, 1} <= ranks:
+            break
+    assert {0, 1} <= ranks
+    for job in (third, second, first):
+        job.cancel()
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "pyproject.toml", "../pyproject.toml"])
+def test_no_file_is_served_but_those_made_for_a_visitor(served, path):
+    for route in ("gradio_api/file=", "file="):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(served.url + route + path)
+        assert caught.value.code in (403, 404)
+
+
+def test_the_page_names_no_address_outside(served):
+    page = urllib.request.urlopen(served.url).read().decode()
+    assert "fonts.googleapis" not in page
+    assert "google-analytics" not in page
+    assert served.url.startswith("http://127.0.0.1:")
+
+
+def test_the_command_line_names_a_wrong_folder_and_a_wrong_set(capsys, folders, tmp_path):
+    for arguments, message in (
+        (["--checkpoint", str(folders["checkpoint"]), "--set", f"new={tmp_path}"], "holds none of text_encoder"),
+        (["--checkpoint", str(tmp_path)], "model_index.json"),
+        (["--set", "a b=c"], "names no set"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_help_opens_no_model():
+    code = (
+        "import sys; from apps.compare import main\n"
+        "try: main(['--help'])\n"
+        "finally: print(sorted({'torch', 'gradio', 'diffusers'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "--checkpoint" in result.stdout
+    assert result.stdout.strip().endswith("[]")

@@ -1,0 +1,222 @@
+"""The app as people meet it: in Chromium, by mouse and by keyboard, on a desk and on a phone."""
+
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from debias_diffusion.sdxl.record import read_record
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: no browser tests")
+
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+_PATIENCE = 120_000  # milliseconds; a loaded machine draws slowly
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium of this machine, without a window."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        pytest.skip("no Chromium on this machine: no browser tests")
+    with playwright.sync_playwright() as tools:
+        opened = tools.chromium.launch(executable_path=executable, headless=True, args=_FLAGS)
+        yield opened
+        opened.close()
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def visit(browser, served) -> Iterator[Open]:
+    """visit(width=1280, scheme="light"): the app's page in a browser session of its own, ready for clicks."""
+    contexts = []
+
+    def opened(width: int = 1280, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(_PATIENCE)
+        page.outside, page.errors = [], []
+        page.on(
+            "request",
+            lambda r: None if r.url.startswith((served.url, "data:", "blob:")) else page.outside.append(r.url),
+        )
+        page.on("console", lambda m: page.errors.append(m.text) if m.type == "error" else None)
+        page.goto(served.url)
+        page.get_by_role("button", name="Compare").wait_for()
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def ask(page: Any, prompt: str, steps: int = 2) -> None:
+    """Fills the form in: two columns, so many steps."""
+    page.get_by_label("Prompt", exact=True).fill(prompt)
+    page.get_by_role("button", name="More settings").click()
+    box = page.get_by_label("number input for Steps")
+    box.fill(str(steps))
+    box.press("Enter")
+    page.get_by_role("button", name="More settings").click()
+
+
+def draw(page: Any) -> list[str]:
+    """Clicks and waits for a drawing of the seed in its field; the addresses of the pictures, column by column."""
+    seed = page.get_by_label("Seed", exact=True).input_value()
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text(re.compile(rf"^Seed {seed}, .*drawn in")).wait_for()
+    page.locator("#pictures0 img").first.wait_for()
+    return [page.locator(f"#pictures{i} img").first.get_attribute("src") for i in range(3)]
+
+
+def pixels(page: Any, address: str) -> bytes:
+    response = page.request.get(address)
+    assert response.headers["content-type"] == "image/png"
+    return response.body()
+
+
+def test_three_pictures_then_another_seed_then_back_to_the_first(visit, long_prompt, tmp_path):
+    page = visit()
+    ask(page, long_prompt)
+    first = draw(page)
+    assert len({pixels(page, address) for address in first}) == 3
+    (tmp_path / "saved.png").write_bytes(pixels(page, first[2]))
+    assert read_record(tmp_path / "saved.png")["prompt"] == long_prompt
+    assert page.locator("#head0").inner_text().startswith("stock reads 77 of")
+    assert "yellow kite" in page.locator("#sentences").inner_text()
+    assert page.locator("#attention svg polyline").count() == 3
+    page.get_by_role("button", name="New seed").click()
+    playwright.expect(page.get_by_label("Seed", exact=True)).not_to_have_value("0")
+    second = draw(page)
+    assert pixels(page, second[0]) != pixels(page, first[0])
+    page.locator("#history button.thumbnail-item").nth(1).click()
+    playwright.expect(page.locator("#status")).to_contain_text("Seed 0,")
+    playwright.expect(page.locator("#pictures0 img").first).to_have_attribute("src", first[0])
+    with page.expect_download() as download:
+        page.locator("#archive").click()
+    assert download.value.suggested_filename == "comparison.zip"
+    assert page.outside == []
+    assert page.errors == []
+
+
+def test_the_prompt_is_coloured_while_it_is_typed_and_never_run_as_markup(visit, long_prompt):
+    page = visit()
+    page.get_by_label("Prompt", exact=True).fill(
+        long_prompt + " <img src=x onerror=\"document.title='hit'\"> ${1+1} {{2}}"
+    )
+    playwright.expect(page.locator("#reading .dd-stop")).to_contain_text("stock stops here")
+    playwright.expect(page.locator("#reading .dd-prompt-text .dd-read-some")).to_contain_text("${1+1} {{2}}")
+    assert page.locator("#reading img").count() == 0
+    assert "hit" not in page.title()
+
+
+def test_cancel_ends_a_drawing_and_the_next_one_works(visit):
+    page = visit()
+    ask(page, "a cat", steps=150)
+    page.get_by_role("button", name="Compare").click()
+    page.locator(".dd-preview").first.wait_for()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_text("Cancelled.").wait_for()
+    ask(page, "a cat")
+    draw(page)
+
+
+def test_two_visitors_at_once_wait_in_turn_and_keep_their_own(visit, served):
+    one, two = visit(), visit()
+    ask(one, "a cat", steps=3)
+    ask(two, "a dog in a boat", steps=2)
+    with held(served.studio.device):
+        one.get_by_role("button", name="Compare").click()
+        one.get_by_text("Starting").wait_for()
+        two.get_by_role("button", name="Compare").click()
+        playwright.expect(two.locator("#status")).to_contain_text("queue: 1/1")
+    for page in (one, two):
+        page.get_by_text(re.compile("drawn in")).wait_for()
+    own, other = (pixels(page, page.locator("#pictures0 img").first.get_attribute("src")) for page in (one, two))
+    assert own != other
+    assert draw_alone(visit, "a dog in a boat") == other
+    assert "a dog" not in one.content()
+
+
+def draw_alone(visit: Open, prompt: str) -> bytes:
+    page = visit()
+    ask(page, prompt)
+    return pixels(page, draw(page)[0])
+
+
+@contextmanager
+def held(lock: threading.Lock) -> Iterator[None]:
+    """Keeps the device busy, so that what waits for it waits as long as a test needs."""
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_everything_without_scrolling_sideways(visit, scheme, long_prompt):
+    page = visit(390, scheme)
+    ask(page, long_prompt)
+    draw(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    box = page.locator("#pictures0 img").first.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert sum(map(int, re.findall(r"\d+", background)[:3])) > 380 if scheme == "light" else True
+    assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 380) == (scheme == "dark")
+
+
+def test_everything_needed_is_reached_by_keyboard(visit):
+    page = visit()
+    page.get_by_label("Prompt", exact=True).focus()
+    reached = set()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("(e => e.innerText || e.getAttribute('aria-label') || e.id)(document.activeElement)"))
+    assert {"Compare", "Cancel"} <= {text.strip() for text in reached if text}
+    page.get_by_role("button", name="Analyse the prompt without drawing").focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("Analysed; nothing was drawn.").wait_for()
+
+
+def test_three_thousand_words_are_drawn_and_the_cut_is_said(visit):
+    page = visit()
+    ask(page, "word " * 3000)
+    draw(page)
+    assert "2,925 words cut" in page.locator("#head0").inner_text()
+    assert "in 4 pieces" in page.locator("#head1").inner_text()
+
+
+def test_an_empty_prompt_is_an_error_in_words(visit):
+    page = visit()
+    page.get_by_label("Prompt", exact=True).fill("   ")
+    page.get_by_role("button", name="Compare").click()
+    playwright.expect(page.get_by_role("alert")).to_contain_text(
+        "The prompt is empty; write what the picture should show"
+    )
+
+
+def test_a_wrong_folder_is_an_error_in_words_and_a_right_one_a_column(visit, folders):
+    page = visit()
+    page.get_by_role("button", name="Another pair of encoders").click()
+    page.get_by_label("Name", exact=True).fill("mine")
+    page.get_by_label("Folder", exact=True).fill("/no/such/folder")
+    page.get_by_role("button", name="Add", exact=True).click()
+    playwright.expect(page.locator("#added")).to_contain_text("/no/such/folder holds none of text_encoder")
