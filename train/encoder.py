@@ -7,6 +7,9 @@ PRESET is a row of debias_diffusion.config.PRESETS; every field can be set by it
   accelerate launch train/encoder.py debias-l14 --data sharegpt4v.json --image-root data --output runs/l14 --precision bf16
   accelerate launch train/encoder.py debias-b16 --data captions.jsonl --output runs/b16 --resume
   accelerate launch train/encoder.py miniature-debias --output runs/mini
+  accelerate launch train/encoder.py debias-bigg14 --data captions.jsonl --output runs/bigg --dry-run
+
+--dry-run prints model size, memory, one batch as the text tower reads it and the first loss, and stops; nothing is written.
 """
 
 import dataclasses
@@ -17,6 +20,8 @@ import warnings
 
 from debias_diffusion.config import PRESETS, TrainConfig
 
+_DRY_RUN = "--dry-run"
+
 
 def main(argv: list[str]) -> int:
     """Parses the preset and its overrides, runs the job, and turns what is wrong into one line and an exit status."""
@@ -26,21 +31,27 @@ def main(argv: list[str]) -> int:
     preset, *rest = argv
     if preset not in PRESETS:
         return _fail(f"no preset is called {preset!r}; presets: {', '.join(PRESETS)}")
+    rehearsing = _DRY_RUN in rest
     import tyro
 
     config = tyro.cli(
-        TrainConfig, default=PRESETS[preset], args=rest, prog=f"train/encoder.py {preset}", description=__doc__
+        TrainConfig,
+        default=PRESETS[preset],
+        args=[a for a in rest if a != _DRY_RUN],
+        prog=f"train/encoder.py {preset}",
+        description=__doc__,
     )
     problems = config.problems()
     if problems:
         return _fail("; ".join(problems)) if os.environ.get("RANK", "0") == "0" else 2
-    return _run(config)
+    return _run(config, rehearsing)
 
 
-def _run(config: TrainConfig) -> int:
-    from debias_diffusion.training.loop import Interrupted, NonFiniteLoss, train
+def _run(config: TrainConfig, rehearsing: bool) -> int:
+    from debias_diffusion.training.loop import Interrupted, NonFiniteLoss, dry_run, train
 
     is_main = os.environ.get("RANK", "0") == "0"
+    is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"  # what only this machine lacks, only it can say
     logging.basicConfig(level=logging.INFO if is_main else logging.ERROR, format="%(levelname)s: %(message)s")
     for noisy in ("PIL", "matplotlib", "urllib3", "open_clip", "root"):
         logging.getLogger(noisy).setLevel(logging.WARNING if is_main else logging.ERROR)
@@ -49,9 +60,9 @@ def _run(config: TrainConfig) -> int:
         logging.getLogger("debias_diffusion.training.progress.faults").setLevel(logging.WARNING)
         warnings.simplefilter("ignore")
     try:
-        folder = train(config)
+        said = dry_run(config) if rehearsing else f"encoder: {train(config)}"
     except (ValueError, OSError) as error:
-        return _fail(str(error)) if is_main or isinstance(error, OSError) else 2
+        return _fail(str(error)) if is_first_here or isinstance(error, OSError) else 2
     except NonFiniteLoss as error:
         return _fail(str(error), 3)
     except Interrupted as stop:
@@ -59,7 +70,7 @@ def _run(config: TrainConfig) -> int:
     except KeyboardInterrupt:
         return _fail("stopped without saving; --resume goes on from the newest checkpoint", 130) if is_main else 130
     if is_main:
-        print(f"encoder: {folder}")
+        print(said)
     return 0
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, StableDiffusionXLPipeline, UNet2DConditionModel
 from miniature_unet import SCHEDULER
 
@@ -41,7 +42,7 @@ def assemble(work: Path, output: Path) -> None:
         add_watermarker=False,
         **parts,
     )
-    pipe.half().save_pretrained(partial)
+    pipe.to(torch.float16).save_pretrained(partial)
     for file in partial.rglob("*.safetensors"):
         file.chmod(0o644)
     (partial / "README.md").write_text(_card(json.loads((work / "card.json").read_text())))
