@@ -31,12 +31,17 @@ class TrainConfig:
     """First records of ShareGPT4V's json that are never trained on."""
     encoder: str = "ViT-L-14:openai"
     """Start: ROW:TAG, ROW:random, ROW:PATH, a saved encoder folder, or a checkpoint file."""
+    tokenizer: str = ""
+    """Folder of a tokenizer that open_clip does not carry (SigLIP's); empty means beside the weights, or the hub's cache."""
     recipe: str = "debias"
     """What the short branch reads; one row of the paper's ablation: long-clip, +remove, +sample, debias."""
     context_length: int = 248
     """Positions of the trained text tower; the base's table is stretched to it."""
     keep_positions: int = KEEP
     """First position rows that stay the base's own."""
+    stretch: Literal["", "ratio", "ends"] = ""
+    """How the position table grows: Long-CLIP's "ratio", or "ends", which keeps the last row; empty means what suits the
+    tower: "ends" where the last position is pooled."""
     splitter: str = "nupunkt"
     """Sentence splitter: nupunkt (our choice; the paper's is unknown), or flair / long-clip, the rules of earlier work."""
     short_weight: float = 0.1
@@ -49,25 +54,37 @@ class TrainConfig:
     pca_renormalise: bool = False
     """Whether reconstructed features are normalised again (unknown in the paper; Long-CLIP does not)."""
     label_smoothing: float = 0.0
-    """Label smoothing of both losses (the paper lists none; Long-CLIP has 0.1)."""
+    """Label smoothing of both losses (the paper lists none; Long-CLIP has 0.1); the sigmoid loss has none."""
     epochs: int = 3
     batch_size: int = 256
     """Pairs in one contrastive batch, over all processes."""
     max_steps: int = 0
     """Ends the run, and its schedule, after so many steps; 0 means all epochs."""
     learning_rate: float = 1e-6
+    text_learning_rate: float = 0.0
+    """Of the text tower; 0 means `learning_rate`."""
+    image_learning_rate: float = 0.0
+    """Of the image tower; 0 means `learning_rate`."""
     weight_decay: float = 0.01
     """Of all trained weights, norms and biases included, as published."""
     betas: tuple[float, float] = (0.9, 0.999)
     warmup_steps: int = 200
     """Steps of linear warm-up before the cosine to zero."""
     max_logit_scale: float = 100.0
-    """The learned logit scale is clamped to at most this (open_clip's habit)."""
+    """The learned logit scale is clamped to at most this (open_clip's habit); the sigmoid loss's is not."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of the forward pass; weights and optimiser stay in float32. The paper used fp16 on GPUs."""
     train_towers: Literal["both", "text", "image"] = "both"
     """With "text" the image tower is frozen: its features are computed once, in float32, and no picture is decoded again.
     SDXL uses the text tower alone."""
+    frozen_text_layers: int = 0
+    """First layers of the text tower, and its token embedding, that stay the base's; 0 freezes none."""
+    lora_rank: int = 0
+    """Rank of low-rank adapters that train in place of the text tower's weights, merged at the end; 0 means whole weights."""
+    lora_alpha: int = 0
+    """Scale of the adapters, divided by their rank; 0 means the rank."""
+    ema_decay: float = 0.0
+    """Decay of a moving average of the trained weights, which is then what is saved as the encoder; 0 means no average."""
     feature_cache: str = ""
     """Folder that features of a frozen image tower are kept in; empty means the one that `evaluate` uses."""
     chunk_size: int = 0
@@ -97,6 +114,7 @@ class TrainConfig:
         numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
         odd = [f"--{k.replace('_', '-')} {v}" for k, v in numbers.items() if not math.isfinite(v)]
         row = split_source(self.encoder)
+        sigmoid = row is not None and SPECS[row[0]].family.loss == "sigmoid"
         return [
             (not self.output, "--output is missing: name the folder of the run"),
             (not self.data, "--data is missing: a .json, a .jsonl, a folder, or scenes"),
@@ -104,6 +122,7 @@ class TrainConfig:
             (self.splitter not in SPLITTERS, f"--splitter {self.splitter!r} is unknown; splitters: {', '.join(SPLITTERS)}"),
             (not 0 <= self.short_weight <= 1, f"--short-weight is {self.short_weight}; expected 0 to 1"),
             (not 0 <= self.label_smoothing < 1, f"--label-smoothing is {self.label_smoothing}; expected 0 to below 1"),
+            (sigmoid and self.label_smoothing > 0, "--label-smoothing is for the softmax loss; this row has the sigmoid loss"),
             (self.batch_size < 2, f"--batch-size is {self.batch_size}; a contrastive batch needs 2 pairs or more"),
             (self.pca_dim < 0 or self.pca_batch < 0, "--pca-dim and --pca-batch must not be negative"),
             (
@@ -119,6 +138,14 @@ class TrainConfig:
             (not 0 <= self.keep_positions <= 60, f"--keep-positions is {self.keep_positions}; expected 0 to 60"),
             (not 0 <= self.seed < 2**40, f"--seed is {self.seed}; expected 0 to below 2^40"),
             (self.learning_rate > 1, f"--learning-rate is {self.learning_rate}; expected 1 or less"),
+            (not (0 <= self.text_learning_rate <= 1 and 0 <= self.image_learning_rate <= 1),
+             "--text-learning-rate and --image-learning-rate must be 0 (--learning-rate) to 1"),
+            (min(self.frozen_text_layers, self.lora_rank, self.lora_alpha) < 0,
+             "--frozen-text-layers, --lora-rank and --lora-alpha must not be negative"),
+            (self.lora_alpha > 0 and not self.lora_rank, "--lora-alpha without --lora-rank scales nothing; give both"),
+            (self.lora_rank > 0 and self.train_towers == "image",
+             "--lora-rank adapts the text tower, which --train-towers image freezes; give one of them"),
+            (not 0 <= self.ema_decay < 1, f"--ema-decay is {self.ema_decay}; expected 0 (none) to below 1, such as 0.999"),
             (self.max_logit_scale < 1, f"--max-logit-scale is {self.max_logit_scale}; expected 1 or more"),
             (self.epochs < 1 and self.max_steps < 1, "nothing to do: --epochs and --max-steps are both below 1"),
             (min(self.learning_rate, self.weight_decay, self.warmup_steps, self.max_steps, self.workers, self.chunk_size) < 0,
@@ -126,6 +153,7 @@ class TrainConfig:
             (min(self.log_every, self.save_every, self.keep_checkpoints) < 1,
              "--log-every, --save-every and --keep-checkpoints must be 1 or more"),
             (self.data not in ("", "scenes") and not Path(self.data).exists(), f"--data: no data at {self.data!r}"),
+            (bool(self.tokenizer) and not Path(self.tokenizer).is_dir(), f"--tokenizer {self.tokenizer!r} is no folder"),
             (bool(self.image_root) and not Path(self.image_root).is_dir(), f"--image-root {self.image_root!r} is no folder"),
         ]  # fmt: skip
 

@@ -15,6 +15,7 @@ PRESET is a row of debias_diffusion.config.PRESETS; every field can be set by it
 import dataclasses
 import logging
 import os
+import signal
 import sys
 import warnings
 
@@ -93,4 +94,8 @@ def _fail(message: str, status: int = 2) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    if status in (130, 143):  # it is ending as asked: one more Ctrl-C must not take its exit status away
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    sys.exit(status)

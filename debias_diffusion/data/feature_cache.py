@@ -26,7 +26,6 @@ from debias_diffusion.data.pictures import BadPicture
 from debias_diffusion.data.retrieval_set import Picture
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.features import text_features
-from debias_diffusion.encoders.tokens import Tokenizer
 
 DEFAULT_FOLDER = Path("~/.cache/debias-diffusion/features")
 
@@ -114,7 +113,7 @@ class FeatureCache:
     ) -> TextFeatures:
         """The features of captions cut to the encoder's context, or to `max_tokens` where that is less."""
         limit = min(encoder.context_length, max_tokens or encoder.context_length)
-        path = self._path(encoder, "text", [_vocabulary(encoder.tokenizer), limit, list(captions)])
+        path = self._path(encoder, "text", [encoder.tokenizer.identity, limit, list(captions)])
         found = _load(path, ("features", "num_tokens"))
         if found:
             return TextFeatures(found[0]["features"], found[0]["num_tokens"])
@@ -136,12 +135,6 @@ class FeatureCache:
 
 def _versions() -> list[str]:
     return [__version__, *(version(name) for name in ("open_clip_torch", "torchvision", "pillow", "ftfy"))]
-
-
-def _vocabulary(tokenizer: Tokenizer) -> str:
-    if tokenizer.bpe_file is None:
-        return "open_clip's"
-    return hashlib.blake2b(tokenizer.bpe_file.read_bytes(), digest_size=16).hexdigest()
 
 
 class _Opened(Dataset["Tensor | str"]):

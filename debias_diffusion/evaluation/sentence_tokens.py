@@ -9,21 +9,22 @@ from debias_diffusion.encoders.tokens import Tokenizer
 
 
 def sentence_starts(tokenizer: Tokenizer, caption: str, splitter: str = "nupunkt") -> list[int]:
-    """The token position (SOT being 0) at which each sentence of the whole caption starts; the first starts at 1.
+    """The token position at which each sentence of the whole caption starts; the first starts at 1, after SOT, or at 0
+    where the tokenizer has no SOT.
 
-    What a splitter drops between sentences (full stops, `</s>`) belongs to the sentence before. CLIP's byte pairs never
+    What a splitter drops between sentences (full stops, `</s>`) belongs to the sentence before. Tokens do not
     cross white space, so the tokens of the sentences are those of the caption. Where sentences meet without a space and
     a token does cross, it goes to the later sentence, which may leave none to the earlier. `[]` for a caption without
     text. Raises ValueError for an unknown splitter.
     """
     text = clean_caption(caption)
     bounds = _character_starts(text, split_sentences(caption, splitter))
-    ids = tokenizer.encode(text)[1:-1]
-    pieces = [tokenizer.encode(text[start:stop])[1:-1] for start, stop in pairwise([*bounds, len(text)])]
+    first, ids = int(tokenizer.layout.has_sot), tokenizer.encode_words(text)
+    pieces = [tokenizer.encode_words(text[start:stop]) for start, stop in pairwise([*bounds, len(text)])]
     if list(chain.from_iterable(pieces)) == ids:
-        return [1 + before for before in accumulate(map(len, pieces), initial=0)][: len(pieces)]
-    shared = [_num_shared(tokenizer.encode(text[:start])[1:-1], ids) for start in bounds]
-    return [1 + before for before in accumulate(shared, max)]
+        return [first + before for before in accumulate(map(len, pieces), initial=0)][: len(pieces)]
+    shared = [_num_shared(tokenizer.encode_words(text[:start]), ids) for start in bounds]
+    return [first + before for before in accumulate(shared, max)]
 
 
 def _character_starts(text: str, sentences: Sequence[str]) -> list[int]:

@@ -49,7 +49,7 @@ class CachedFeatures:
             last = i + 1 == len(self.chunks)
             with nullcontext() if last else no_sync():
                 with self.random[i].restored(), autocast():
-                    outputs = model(*_on_device(chunk, self.image.device))
+                    outputs = model(*on_device(chunk, self.image.device))
                 asked = [image[i], torch.cat([full[i], augmented[i]]), torch.zeros_like(self.logit_scale)]
                 if last:  # the scale has its whole gradient already
                     asked[2] = _gradient(self.logit_scale)
@@ -65,12 +65,15 @@ def cached_features(model: nn.Module, chunks: Sequence[Inputs], *, autocast: Con
     `model` is the bare `TwoBranchModel`. Call `backward` of a loss of the three, then that of what comes back.
     """
     device = next(model.parameters()).device
-    random, image, full, augmented = [], [], [], []
+    random: list[_Random] = []
+    image: list[Tensor] = []
+    full: list[Tensor] = []
+    augmented: list[Tensor] = []
     scale = torch.empty(0)
     with torch.no_grad(), autocast():
         for chunk in chunks:
             random.append(_Random.now(device))
-            features, text, scale = model(*_on_device(chunk, device))
+            features, text, scale = model(*on_device(chunk, device))
             image.append(features)
             for branch, part in zip((full, augmented), text.chunk(2), strict=True):
                 branch.append(part)
@@ -99,7 +102,8 @@ class _Random:
             yield
 
 
-def _on_device(chunk: Inputs, device: torch.device) -> Inputs:
+def on_device(chunk: Inputs, device: torch.device) -> Inputs:
+    """The chunk with its images on `device`; ids and pads are sorted on the CPU first."""
     images, input_ids, num_prefix = chunk
     return images.to(device, non_blocking=True), input_ids, num_prefix
 

@@ -9,13 +9,25 @@ from typing import Any
 
 from accelerate import Accelerator
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.api import CheckpointException
+
+from debias_diffusion.training.ema import WeightAverage
 
 _NAME = re.compile(r"step-(\d{8})")
 _STATE_FILE = "run.json"
+_AVERAGE_FILE = "average.safetensors"
 
 
-def save_checkpoint(accelerator: Accelerator, folder: Path, step: int, run: dict[str, Any], keep: int) -> None:
-    """Writes model, optimiser, scaler and `run` as `folder`/step-N; every process must call it."""
+def save_checkpoint(
+    accelerator: Accelerator,
+    folder: Path,
+    step: int,
+    run: dict[str, Any],
+    keep: int,
+    average: WeightAverage | None = None,
+) -> None:
+    """Writes model, optimiser, scaler, `average` and `run` as `folder`/step-N; every process must call it."""
     final = folder / f"step-{step:08d}"
     partial = folder / f".{final.name}.partial"
     if accelerator.is_main_process:
@@ -25,6 +37,8 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, step: int, run: dict
     accelerator.save_state(str(partial))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
+        if average:
+            save_file(average.state_dict(), partial / _AVERAGE_FILE)
         (partial / _STATE_FILE).write_text(json.dumps({"step": step, **run}))
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -46,11 +60,13 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> dict[str, Any]:
-    """Restores what `save_checkpoint` wrote into the prepared objects; returns its `run` with "step"."""
+def load_checkpoint(accelerator: Accelerator, checkpoint: Path, average: WeightAverage | None = None) -> dict[str, Any]:
+    """Restores what `save_checkpoint` wrote into the prepared objects and `average`; returns its `run` with "step"."""
     try:
         run: dict[str, Any] = json.loads((checkpoint / _STATE_FILE).read_text())
         accelerator.load_state(str(checkpoint))
+        if average:
+            average.load_state_dict(load_file(checkpoint / _AVERAGE_FILE))
         return {**run, "step": int(run["step"]), "faults": list(run.get("faults", []))}
     except (
         SafetensorError,
@@ -61,6 +77,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> dict[str, Any
         EOFError,
         OSError,
         ValueError,
+        CheckpointException,
     ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(

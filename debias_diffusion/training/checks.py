@@ -4,11 +4,14 @@ import dataclasses
 from pathlib import Path
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from debias_diffusion.config import TrainConfig
+from debias_diffusion.data.collate import PairSource, keys_digest
 from debias_diffusion.encoders.checkpoint import refuse_foreign_folder, source_context_length
 from debias_diffusion.training.checkpoints import find_checkpoints
 from debias_diffusion.training.launch import asked_processes
+from debias_diffusion.training.sharding import sharding_problems
 
 _MAY_CHANGE = {
     *("output", "resume", "workers", "log_every", "save_every", "keep_checkpoints", "image_root", "data"),
@@ -65,5 +68,20 @@ def check_processes(config: TrainConfig, accelerator: Accelerator) -> None:
         raise ValueError(
             f"--batch-size {config.batch_size} does not divide among {started} processes; choose a multiple"
         )
+    if problems := sharding_problems(config, accelerator):
+        raise ValueError("; ".join(problems))
     if config.precision == "fp16" and accelerator.device.type == "cpu":
         raise ValueError("--precision fp16 needs a GPU; on a CPU use fp32 or bf16")
+
+
+def check_same_data(pairs: PairSource, accelerator: Accelerator) -> None:
+    """Refuses processes that read different data, as machines with folders of their own may; every process must call it."""
+    if accelerator.num_processes == 1:
+        return
+    found = gather_object([(len(pairs), keys_digest(pairs))])
+    other = [str(i) for i, data in enumerate(found) if data != found[0]]
+    if other:
+        raise ValueError(
+            f"process 0 reads {found[0][0]:,} pairs, but {len(other)} of {len(found)} processes read others (process "
+            f"{', '.join(other[:8])}), and rows are trained on by their number; give --data one folder that all see"
+        )

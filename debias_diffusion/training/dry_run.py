@@ -10,6 +10,7 @@ from open_clip.model import CustomTextCLIP
 from torch import Tensor
 
 from debias_diffusion.encoders.tokens import TokenBatch, Tokenizer
+from debias_diffusion.training.sharding import local_part
 
 _FLOAT = 4
 
@@ -40,7 +41,7 @@ class KeptForBackward:
     """
 
     def __init__(self, weights: Any) -> None:
-        self._known = {p.untyped_storage()._cdata for p in weights.parameters()}
+        self._known = {local_part(p).untyped_storage()._cdata for p in weights.parameters()}
         self.bytes = 0
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._count, lambda tensor: tensor)
 
@@ -100,8 +101,8 @@ def measure_memory(
     guessed; a device adds its own workspace, and the backward pass needs some room beyond them. With gradient checkpointing
     the inputs of blocks, which it keeps by itself, are not among them.
     """
-    every = sum(p.numel() for p in clip.parameters()) * _FLOAT
-    trained = sum(p.numel() for p in clip.parameters() if p.requires_grad) * _FLOAT
+    every = sum(local_part(p).numel() for p in clip.parameters()) * _FLOAT
+    trained = sum(local_part(p).numel() for p in clip.parameters() if p.requires_grad) * _FLOAT
     with KeptForBackward(clip) as kept:
         loss = float(first_loss().detach())
     return Memory(every, trained, 2 * trained, trained if average else 0, kept.bytes), loss

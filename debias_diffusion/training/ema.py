@@ -11,8 +11,8 @@ class WeightAverage:
     """An exponential moving average of a model's trainable parameters, in float32.
 
     After step n the average moves by 1 - d towards the weights, d the smaller of `decay` and (1 + n) / (10 + n): the
-    first steps count for what they are, not for their order. `state_dict` and `load_state_dict` make it part of an
-    accelerate checkpoint (`Accelerator.register_for_checkpointing`).
+    first steps count for what they are, not for their order. `state_dict` and `load_state_dict` make it part of a
+    checkpoint.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -52,7 +52,7 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The average and the number of steps in it, as tensors."""
-        return {**self._average, "steps": torch.tensor(self.steps)}
+        return {**{n: t.contiguous() for n, t in self._average.items()}, "steps": torch.tensor(self.steps)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Goes on from a saved average; ValueError where it is of other weights."""

@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from debias_diffusion.data.collate import PairSource
+from debias_diffusion.config import TrainConfig
+from debias_diffusion.data.collate import PairSource, PixelValues
 from debias_diffusion.data.feature_cache import FeatureCache
 from debias_diffusion.data.pictures import BadPicture
 from debias_diffusion.data.retrieval_set import Picture
@@ -47,6 +48,23 @@ def visited_rows(num_rows: int, batch_size: int, steps: int, seed: int) -> Seque
         return range(num_rows)
     generator = torch.Generator().manual_seed(seed * 1_000_003)
     return torch.randperm(num_rows, generator=generator)[: steps * batch_size].tolist()
+
+
+def image_side(
+    encoder: Encoder,
+    pairs: PairSource,
+    config: TrainConfig,
+    steps: int,
+    cache: FeatureCache,
+    accelerator: Accelerator,
+) -> Callable[[int], Tensor]:
+    """What the image side of a run reads of row i: its pixel values, or its features where the image tower is frozen."""
+    if config.train_towers != "text":
+        size = encoder.preprocess_config["size"]
+        side = max(size) if isinstance(size, tuple | list) else size
+        return PixelValues(pairs, encoder.preprocess, side)
+    rows = visited_rows(len(pairs), config.batch_size, steps, config.seed)
+    return frozen_images(encoder, pairs, rows, cache, accelerator, config.workers)
 
 
 def frozen_images(

@@ -58,3 +58,12 @@ class _Gather(Function):
 def gather_features(features: Tensor, shares: Shares) -> Tensor:
     """(local rows, dim) -> (rows of all processes, dim) in rank order, differentiable; counts may differ."""
     return features if len(shares.counts) == 1 else _Gather.apply(features, shares)
+
+
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether `flag` holds on any process; all must call it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return flag
+    votes = torch.tensor(float(flag), device=device)
+    dist.all_reduce(votes)
+    return float(votes) > 0

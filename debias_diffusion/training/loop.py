@@ -1,5 +1,6 @@
 """The training job: rows -> both branches -> one forward -> gathered loss -> step -> checkpoint -> encoder folder."""
 
+import dataclasses
 import json
 import logging
 from contextlib import ExitStack
@@ -7,21 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list
 
 from debias_diffusion.config import TrainConfig
 from debias_diffusion.data.collate import PairSource
+from debias_diffusion.data.feature_cache import FeatureCache
 from debias_diffusion.data.pairs import open_pairs
 from debias_diffusion.data.scene_sets import ScenePairs
 from debias_diffusion.training.checkpoints import find_checkpoints, remove_leftovers
-from debias_diffusion.training.checks import check_config, check_processes
+from debias_diffusion.training.checks import check_config, check_processes, check_same_data
 from debias_diffusion.training.endings import Interrupted, NonFiniteLoss
 from debias_diffusion.training.lock import FolderLock
 from debias_diffusion.training.run import Run
+from debias_diffusion.training.sharding import make_accelerator
 from debias_diffusion.training.signals import StopSignals
 
-__all__ = ["Interrupted", "NonFiniteLoss", "open_source", "read_metrics", "train"]
+__all__ = ["Interrupted", "NonFiniteLoss", "dry_run", "open_source", "read_metrics", "train"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +35,7 @@ def train(config: TrainConfig) -> Path:
     `NonFiniteLoss`, `Interrupted` after SIGTERM or Ctrl-C with a checkpoint saved, and KeyboardInterrupt after a second.
     """
     check_config(config)
-    AcceleratorState._reset_state()  # a second run in one process may want another precision
-    accelerator = Accelerator(mixed_precision={"fp32": "no"}.get(config.precision, config.precision))
+    accelerator = make_accelerator(config.precision)
     check_processes(config, accelerator)
     folder = Path(config.output)
     with ExitStack() as stack:
@@ -47,13 +48,30 @@ def train(config: TrainConfig) -> Path:
         checkpoints = find_checkpoints(folder / "checkpoints")
         if config.resume and not checkpoints:
             logger.warning("%s holds no checkpoint yet; starting from the beginning", folder)
-        run = Run(config, accelerator, open_source(config))
+        pairs = open_source(config)
+        check_same_data(pairs, accelerator)
+        run = Run(config, accelerator, pairs)
         if config.resume and checkpoints:
             run.restore(checkpoints[-1])
         logger.info("%s", run.describe())
         with StopSignals() as stop:
             run.go(stop)
         return run.export(folder / "encoder")
+
+
+def dry_run(config: TrainConfig) -> str:
+    """What `train(config)` would do, told without doing it: one forward pass is run, and no file or folder is written.
+
+    Raises ValueError for impossible settings, as `train` does.
+    """
+    check_config(config)
+    accelerator = make_accelerator(config.precision)
+    check_processes(config, accelerator)
+    pairs = open_source(config)
+    steps = config.max_steps or len(pairs) // config.batch_size * config.epochs
+    first = dataclasses.replace(config, max_steps=1, workers=0)  # a frozen image tower reads the first batch alone
+    run = Run(first, accelerator, pairs, FeatureCache(None))
+    return f"{run.describe(steps)}\n\n{run.rehearse(steps)}"
 
 
 def _take(folder: Path, accelerator: Accelerator, stack: ExitStack) -> None:

@@ -38,6 +38,12 @@ def start_line(
         f"steps {steps[0]:,} to {steps[1]:,}",
         f"{config.precision} on {device}",
     ]
+    if config.lora_rank:
+        parts.append(f"adapters of rank {config.lora_rank} in the text tower")
+    if config.frozen_text_layers:
+        parts.append(f"the first {config.frozen_text_layers} text layers stay as they are")
+    if config.ema_decay:
+        parts.append(f"the average of the weights (decay {config.ema_decay}) is what is saved")
     if config.chunk_size:
         parts.append(f"chunks of {config.chunk_size}, computed twice")
     if config.train_towers == "text":

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from debias_diffusion.config import TrainConfig
 from debias_diffusion.data.collate import (
     Batch,
     PairSource,
-    PixelValues,
     StepOrder,
     TextBranches,
     TrainingRows,
@@ -27,19 +25,22 @@ from debias_diffusion.data.collate import (
     keys_digest,
 )
 from debias_diffusion.data.feature_cache import DEFAULT_FOLDER, FeatureCache
-from debias_diffusion.encoders.checkpoint import load_encoder, save_encoder
-from debias_diffusion.encoders.encoder import Encoder
-from debias_diffusion.encoders.positions import freeze_first_positions, thaw_positions
+from debias_diffusion.encoders.checkpoint import save_encoder
 from debias_diffusion.encoders.text_forward import why_not_packed
-from debias_diffusion.training.cached import CachedFeatures, cached_features, split_pairs
+from debias_diffusion.training.cached import CachedFeatures, cached_features, on_device, split_pairs
 from debias_diffusion.training.checkpoints import load_checkpoint, refuse_other_data, save_checkpoint
-from debias_diffusion.training.endings import Interrupted, NonFiniteLoss, nothing_read
-from debias_diffusion.training.frozen import frozen_images, visited_rows
+from debias_diffusion.training.dry_run import dry_run_report
+from debias_diffusion.training.ema import WeightAverage
+from debias_diffusion.training.endings import Interrupted, loss_not_finite, nothing_read, weights_not_finite
+from debias_diffusion.training.frozen import image_side
+from debias_diffusion.training.gather import any_process
 from debias_diffusion.training.memory import release_freed_memory
-from debias_diffusion.training.optim import choose_towers, learning_rate_at, make_optimizer
+from debias_diffusion.training.optim import learning_rate_at, learning_rates
 from debias_diffusion.training.progress import FaultLog, Progress, start_line
+from debias_diffusion.training.sharding import gathered_encoder, is_sharded, local_part, make_shardable, whole
 from debias_diffusion.training.signals import StopSignals, prepare_worker
 from debias_diffusion.training.step import LossRule, StepLoss, TwoBranchModel, two_branch_loss
+from debias_diffusion.training.towers import make_plain, open_encoder, optimizer_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,59 +48,45 @@ logger = logging.getLogger(__name__)
 class Run:
     """Everything one run holds between steps."""
 
-    def __init__(self, config: TrainConfig, accelerator: Accelerator, pairs: PairSource) -> None:
+    def __init__(
+        self, config: TrainConfig, accelerator: Accelerator, pairs: PairSource, cache: FeatureCache | None = None
+    ) -> None:
         self.config, self.accelerator, self.pairs, self.step = config, accelerator, pairs, 0
-        torch.manual_seed(config.seed)  # for ROW:random only: nothing else here is drawn from a global stream
-        per_epoch = len(pairs) // config.batch_size
-        self.total_steps = config.max_steps or per_epoch * config.epochs
+        torch.manual_seed(config.seed)  # for random weights and adapters: nothing else is drawn from a global stream
+        self.total_steps = config.max_steps or len(pairs) // config.batch_size * config.epochs
         self._order(0)  # refuses data too small for a batch before anything heavy is loaded
-        self.encoder = load_encoder(config.encoder).stretched(
-            config.context_length, config.keep_positions, in_place=True
-        )
+        self.encoder = open_encoder(config)
         clip = self.encoder.model
-        choose_towers(clip, config.train_towers)
-        freeze_first_positions(clip.text, config.keep_positions)
-        if config.gradient_checkpointing:
-            clip.set_grad_checkpointing(True)
-        self.images = self._images()
-        optimizer = make_optimizer(clip.parameters(), config.learning_rate, config.weight_decay, config.betas)
+        cache = cache or FeatureCache(Path(config.feature_cache or DEFAULT_FOLDER))
+        self.images = image_side(self.encoder, pairs, config, self.total_steps, cache, accelerator)
+        if is_sharded(accelerator):
+            make_shardable(clip, accelerator)
         model = TwoBranchModel(clip, frozen_images=config.train_towers == "text")
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer_of(model, config))
+        self.average = WeightAverage(clip, config.ema_decay) if config.ema_decay else None
         self.rule = LossRule(
             config.short_weight, config.pca_dim, config.pca_batch, config.pca_renormalise, config.label_smoothing,
             block=config.chunk_size,
         )  # fmt: skip
         self.faults = FaultLog([])
 
-    def _images(self) -> Callable[[int], Tensor]:
-        """What the image side reads of a row."""
-        config = self.config
-        if config.train_towers != "text":
-            size = self.encoder.preprocess_config["size"]
-            side = max(size) if isinstance(size, tuple | list) else size
-            return PixelValues(self.pairs, self.encoder.preprocess, side)
-        rows = visited_rows(len(self.pairs), config.batch_size, self.total_steps, config.seed)
-        cache = FeatureCache(Path(config.feature_cache) if config.feature_cache else DEFAULT_FOLDER)
-        return frozen_images(self.encoder, self.pairs, rows, cache, self.accelerator, config.workers)
-
-    def describe(self) -> str:
-        """One line that says what is trained on what."""
+    def describe(self, total_steps: int | None = None) -> str:
+        """One line that says what is trained on what, for `total_steps` steps (default: this run's own)."""
         clip, accelerator = self.encoder.model, self.accelerator
         compiled = accelerator.state.dynamo_plugin.backend != DynamoBackend.NO and why_not_packed(clip.text) is None
         return start_line(
             self.config, weights=sum(p.numel() for p in clip.parameters()),
             trained=sum(p.numel() for p in clip.parameters() if p.requires_grad), pairs=len(self.pairs),
-            steps=(self.step, self.total_steps), device=accelerator.device.type, processes=accelerator.num_processes,
-            compiled=compiled,
+            steps=(self.step, total_steps or self.total_steps), device=accelerator.device.type,
+            processes=accelerator.num_processes, compiled=compiled,
         )  # fmt: skip
 
     def restore(self, checkpoint: Path) -> None:
         """Goes back to a checkpoint."""
-        run = load_checkpoint(self.accelerator, checkpoint)
+        run = load_checkpoint(self.accelerator, checkpoint, self.average)
         now = {"pairs": len(self.pairs), "total_steps": self.total_steps, "keys": self._keys}
         refuse_other_data(checkpoint, run, now)
-        self.step = run["step"]
-        self.faults = FaultLog(run["faults"])
+        self.step, self.faults = run["step"], FaultLog(run["faults"])
         logger.info("resumed at step %d from %s", self.step, checkpoint)
 
     def go(self, stop: StopSignals) -> None:
@@ -117,7 +104,7 @@ class Run:
                 seen += loss.num_pairs
                 if not seen and self.step == self.total_steps:
                     raise nothing_read(self.faults)
-                stopping = self._any(stop.requested)
+                stopping = any_process(stop.requested, self.accelerator.device)
                 if self.step % config.log_every == 0 or self.step in (1, self.total_steps):
                     progress.record(self.step, self._values(loss))
                     release_freed_memory()
@@ -132,21 +119,38 @@ class Run:
         if faults:
             logger.warning("%d pictures could not be read and were left out", len(faults))
 
+    def rehearse(self, total_steps: int) -> str:
+        """What a run of `total_steps` steps would do, as text; every process must call it, and nothing is changed."""
+        rows, batch = next(iter(self._order(0))), next(iter(self._loader()))
+        captions = {self.pairs.keys[i]: self.pairs.captions[i] for _, i in rows}
+
+        def first_loss() -> Tensor:
+            cached, features = self._features(batch)
+            if cached:  # the features came without a graph; what a step keeps at once is one chunk's
+                self.model(*on_device(cached.chunks[0], self.accelerator.device))
+            return self.accelerator.reduce(two_branch_loss(*features, self.rule).total.detach(), reduction="mean")
+
+        return dry_run_report(
+            self.encoder.model, self.encoder.tokenizer, [captions[key] for key in batch.keys],
+            (batch.full, batch.augmented), first_loss, steps=total_steps, processes=self.accelerator.num_processes,
+            average=self.average is not None,
+        )  # fmt: skip
+
     def export(self, folder: Path) -> Path:
-        """Writes the encoder as it is now."""
-        clip = self.encoder.model
-        thaw_positions(clip.text)
+        """Writes the encoder as it is now, or its average where one is kept."""
         history = {
             **self.encoder.history,
             "training": dataclasses.asdict(self.config)
-            | {"output": "", "feature_cache": "", "steps": self.step, "pairs": len(self.pairs)},
+            | {"output": "", "feature_cache": "", "tokenizer": "", "steps": self.step, "pairs": len(self.pairs)},
             "unreadable_pictures": len(self._all_faults()),
         }
-        encoder: Encoder = dataclasses.replace(
-            self.encoder, name=self.config.recipe, model=clip.eval(), history=history
-        )
-        if self.accelerator.is_main_process:
-            save_encoder(encoder, folder)
+        if is_sharded(self.accelerator):
+            plain = gathered_encoder(self.accelerator, self.model, self.encoder)
+        else:
+            make_plain(plain := self.encoder, self.average)
+        if plain is not None and self.accelerator.is_main_process:
+            plain.model.eval()
+            save_encoder(dataclasses.replace(plain, name=self.config.recipe, history=history), folder)
         self.accelerator.wait_for_everyone()
         return folder
 
@@ -175,17 +179,15 @@ class Run:
         config = self.config
         self.faults.add(batch.faults)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(self.step, config.learning_rate, config.warmup_steps, self.total_steps)
-        cached, (image, text, logit_scale) = self._features(batch)
-        loss = two_branch_loss(image, text, logit_scale, self.rule)
+            peak = group.get("peak", config.learning_rate)
+            group["lr"] = learning_rate_at(self.step, peak, config.warmup_steps, self.total_steps)
+        cached, features = self._features(batch)
+        loss = two_branch_loss(*features, self.rule)
         if not loss.num_pairs:
             logger.warning("no picture of step %d could be read; the step changes nothing", self.step)
             return loss
-        if self._any(not bool(torch.isfinite(loss.total))):
-            raise NonFiniteLoss(
-                f"the loss is {float(loss.total)} at step {self.step}; samples here: {', '.join(batch.keys)}; "
-                "the last checkpoint is untouched; try a lower --learning-rate or fp32"
-            )
+        if any_process(not bool(torch.isfinite(loss.total)), self.accelerator.device):
+            raise loss_not_finite(loss.total.item(), self.step, batch.keys)
         self.optimizer.zero_grad()
         self.accelerator.backward(loss.total)
         if cached:
@@ -195,8 +197,11 @@ class Run:
                 no_sync=partial(self.accelerator.no_sync, self.model),
             )
         self.optimizer.step()
-        with torch.no_grad():
-            self._logit_scale.clamp_(0, math.log(config.max_logit_scale))
+        if self.encoder.loss == "softmax":  # sigmoid scales have no limit: SigLIP's released ones are above 100
+            with torch.no_grad():
+                self._clip.logit_scale.clamp_(0, math.log(config.max_logit_scale))
+        if self.average:
+            self.average.update(self.encoder.model)
         return loss
 
     def _features(self, batch: Batch) -> tuple[CachedFeatures | None, tuple[Tensor, Tensor, Tensor]]:
@@ -213,14 +218,17 @@ class Run:
     def _values(self, loss: StepLoss) -> dict[str, float]:
         parts: Tensor = torch.stack([loss.full, loss.short, loss.recall])
         full, short, recall = self.accelerator.reduce(parts, reduction="mean").tolist()
-        weight = self.config.short_weight
+        weight, clip = self.config.short_weight, self._clip
+        logit = {"logit_scale": whole(clip.logit_scale.detach()).exp()}
+        if clip.logit_bias is not None:
+            logit["logit_bias"] = whole(clip.logit_bias.detach())
         return {
             "loss": weight * short + (1 - weight) * full,
             "loss_full": full,
             "loss_short": short,
             "recall": recall,
-            "logit_scale": float(self._logit_scale.detach().exp()),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            **{name: float(value) for name, value in logit.items()},
+            **learning_rates(self.optimizer.param_groups),
         }
 
     def _save(self, folder: Path) -> None:
@@ -229,11 +237,12 @@ class Run:
             "faults": self._all_faults(), "pairs": len(self.pairs), "total_steps": self.total_steps,
             "keys": self._keys,
         }  # fmt: skip
-        save_checkpoint(self.accelerator, folder / "checkpoints", self.step, run, self.config.keep_checkpoints)
+        keep = self.config.keep_checkpoints
+        save_checkpoint(self.accelerator, folder / "checkpoints", self.step, run, keep, self.average)
 
     @property
-    def _logit_scale(self) -> Tensor:
-        return self.accelerator.unwrap_model(self.model).clip.logit_scale
+    def _clip(self) -> Any:
+        return self.accelerator.unwrap_model(self.model).clip
 
     @cached_property
     def _keys(self) -> str:
@@ -244,15 +253,6 @@ class Run:
         return list(dict.fromkeys(gather_object(list(self.faults.named))))
 
     def _check_weights(self) -> None:
-        bad = [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(p).all())]
-        if self._any(bool(bad)):
-            raise NonFiniteLoss(
-                f"after step {self.step} weights are not finite ({', '.join(bad[:3])}); nothing was saved of them and the "
-                "last checkpoint is untouched; try a lower --learning-rate"
-            )
-
-    def _any(self, flag: bool) -> bool:
-        if self.accelerator.num_processes == 1:
-            return flag
-        votes = torch.tensor(float(flag), device=self.accelerator.device)
-        return float(self.accelerator.reduce(votes, reduction="sum")) > 0
+        bad = [n for n, p in self.model.named_parameters() if not bool(torch.isfinite(local_part(p)).all())]
+        if any_process(bool(bad), self.accelerator.device):
+            raise weights_not_finite(bad, self.step)

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -60,6 +61,14 @@ def test_what_is_impossible_is_one_line_before_torch_is_loaded(tmp_path):
     assert "no data at 'missing.json'" in result.stderr
     assert "pca-dim is 32 but its batch holds 16" in result.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_a_dry_run_prints_what_would_be_done_and_writes_nothing(tiny_folder, pair_folder, tmp_path):
+    result = run(*arguments(tiny_folder, pair_folder, tmp_path / "run", "--dry-run"))
+    assert result.returncode == 0, result.stderr
+    for part in ("text tower ", "memory       about ", "first loss   ", "augmented  ", "[pad x ", "steps        6"):
+        assert part in result.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_killed_at_any_moment_and_resumed_gives_the_same_bits(tiny_folder, pair_folder, tmp_path):
@@ -147,6 +156,25 @@ def test_two_processes_train_like_one(tiny_folder, pair_folder, tmp_path):
         if key.endswith("in_proj_bias"):
             continue  # a key's bias has no gradient but rounding, which Adam makes as large as any
         assert (a[key] - b[key]).norm() <= 2e-3 * a[key].norm() + 1e-6, key
+
+
+def test_a_process_that_dies_ends_the_run_with_the_reason(tiny_folder, pair_folder, tmp_path):
+    flags = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    args = arguments(tiny_folder, pair_folder, tmp_path / "run", "--max-steps", "100000", "--save-every", "2")
+    command = [sys.executable, "-m", "accelerate.commands.launch", *flags, "--dynamo_backend", "no", SCRIPT, *args]
+    env = ENV | {"ACCELERATE_USE_CPU": "true"}
+    launcher = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    wait_for(lambda: find_checkpoints(checkpoints), 240)
+    ranks = {p.environ().get("RANK"): p for p in psutil.Process(launcher.pid).children() if SCRIPT in p.cmdline()}
+    ranks["1"].kill()
+    _, stderr = launcher.communicate(timeout=240)
+    assert launcher.returncode != 0
+    assert "Signal 9 (SIGKILL)" in stderr
+    assert f"rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: {ranks['1'].pid})" in stderr
+    psutil.wait_procs(ranks.values(), timeout=60)
+    assert not any(p.is_running() for p in ranks.values())
+    assert find_checkpoints(checkpoints), "what was saved before is there to go on from"
 
 
 def test_a_launch_that_starts_fewer_processes_than_asked_is_an_error(tiny_folder, pair_folder, tmp_path):

@@ -40,12 +40,12 @@ def test_a_longer_run_reads_first_what_a_shorter_one_has_read():
 
 def test_equal_to_a_run_that_computes_the_frozen_features_in_every_step(config, tmp_path, tiny_folder, monkeypatch):
     """The reference: the same steps with the tower in them, its weights never given to the optimiser."""
-    from debias_diffusion.training import run as run_module
+    from debias_diffusion.training import towers
 
     trained = load_file(train(config) / WEIGHTS_FILE)
     losses = [m["loss"] for m in read_metrics(tmp_path / "run")]
     both = dataclasses.replace(config, train_towers="both", output=str(tmp_path / "both"))
-    monkeypatch.setattr(run_module, "choose_towers", lambda clip, _: clip.visual.requires_grad_(False))
+    monkeypatch.setattr(towers, "choose_towers", lambda clip, _: clip.visual.requires_grad_(False))
     plain = load_file(train(both) / WEIGHTS_FILE)
     assert losses == pytest.approx([m["loss"] for m in read_metrics(tmp_path / "both")], abs=1e-5)
     base = load_file(tiny_folder / WEIGHTS_FILE)
