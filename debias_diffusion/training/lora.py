@@ -24,7 +24,7 @@ def add_lora(clip: CustomTextCLIP, rank: int, alpha: int | None = None) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ValueError("LoRA needs peft, which is not installed: pip install peft") from error
+        raise ValueError("LoRA needs peft, which is not installed: pip install 'debias-diffusion[lora]'") from error
     split_attention(clip.text)
     config = LoraConfig(r=rank, lora_alpha=alpha or rank, target_modules=TARGETS, bias="none")
     inject_adapter_in_model(config, clip.text)

@@ -198,7 +198,7 @@ def test_impossible_choices_are_one_clear_line(config, change, message, tmp_path
 
 def test_without_peft_one_line_says_what_to_install(config, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(ValueError, match="LoRA needs peft, which is not installed: pip install peft"):
+    with pytest.raises(ValueError, match="LoRA needs peft, which is not installed: pip install"):
         train(dataclasses.replace(config, lora_rank=2))
 
 
