@@ -6,6 +6,11 @@ import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
+collect_ignore_glob = [
+    "*_worker.py",
+    "*/*_worker.py",
+]  # programs that tests start; with doctests on, pytest would import them
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
