@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from PIL import Image
 from tqdm import tqdm
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from debias_diffusion.data.drawings import Drawing, drawing_set, long_set
 from debias_diffusion.data.scene_reader import Reading, read_scene
@@ -50,7 +50,7 @@ _MOST_SEEDS, _MOST_SCENES = 1_000, 1_000_000
 
 
 def fidelity(
-    output: Positional[Path],
+    output: Annotated[Positional[Path], arg(metavar="OUTPUT")],
     checkpoint: str = "miniature",
     sets: tuple[str, ...] = ("stock", "miniature:stretched", "miniature:long-clip", "miniature:debias"),
     scenes: int = 100,

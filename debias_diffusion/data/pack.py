@@ -7,10 +7,10 @@ import tarfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tqdm import tqdm
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from debias_diffusion.data.pairs import Pairs, open_pairs
 from debias_diffusion.data.shards import (
@@ -30,8 +30,8 @@ _HEADER = 512  # bytes of a tar member's header; names here are short
 
 
 def pack(
-    source: Positional[Path],
-    output: Positional[Path],
+    source: Annotated[Positional[Path], arg(metavar="SOURCE")],
+    output: Annotated[Positional[Path], arg(metavar="OUTPUT")],
     image_root: Path | None = None,
     held_out: int = 1000,
     short_side: int = 336,

@@ -15,13 +15,15 @@ from debias_diffusion.sdxl.shipped import checkpoint_source, slots_source
 from debias_diffusion.sdxl.single_file import export_single_file, import_tower
 from debias_diffusion.sdxl.slots import find_slot, slot_of_width, text_tower
 
-Positional = Annotated[str, tyro.conf.Positional]
+Source = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+Output = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
+Reference = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="REFERENCE")]
 SlotName = Literal["text_encoder", "text_encoder_2"]
 
 
 def export(
-    source: Positional,
-    output: Positional,
+    source: Source,
+    output: Output,
     slot: SlotName | None = None,
     to: Literal["slot", "single-file", "encoder"] = "slot",
     dtype: Literal["fp16", "bf16", "fp32"] = "fp16",
@@ -69,8 +71,8 @@ def export(
 
 
 def drift(
-    encoder: Positional,
-    reference: Positional,
+    encoder: Source,
+    reference: Reference,
     slot: SlotName = "text_encoder",
     prompts: Path | None = None,
     output: Path | None = None,

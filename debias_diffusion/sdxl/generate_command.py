@@ -14,12 +14,13 @@ from debias_diffusion.sdxl.prompts import PromptLine, read_prompts
 from debias_diffusion.sdxl.shipped import checkpoint_source, slots_source
 from debias_diffusion.sdxl.slots import SLOTS, find_dtype
 
-Positional = Annotated[str, tyro.conf.Positional]
+Checkpoint = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
+Output = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
 
 
 def generate(
-    base: Positional,
-    output: Positional,
+    base: Checkpoint,
+    output: Output,
     prompt: tuple[str, ...] = (),
     prompts: Path | None = None,
     seed: tuple[int, ...] = (0,),
