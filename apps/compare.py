@@ -6,6 +6,7 @@ With nothing said it opens the miniature that is shipped. With real SDXL:
         --set long-clip=slots/long-clip debias=slots/debias
 """
 
+import logging
 import os
 import sys
 from itertools import chain
@@ -60,6 +61,8 @@ def compare(
     studio, notes = load_studio(checkpoint, tuple(chain.from_iterable(sets)), judge=judge, **more)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+    # What is cut stands on the page; visitors' prompts stay out of the terminal.
+    logging.getLogger("pipeline_debias_sdxl").setLevel(logging.ERROR)
     app, url = launch(studio, host=host, port=port, share=share)
     print(f"Comparing {', '.join(studio.pipes)} of {checkpoint} at {url}  (Ctrl+C ends it)")
     app.block_thread()
@@ -77,8 +80,6 @@ def load_studio(
     offload: bool = False,
 ) -> "tuple[Studio, list[str]]":
     """The studio of a checkpoint and its sets, and what should be known of them; errors name the folder."""
-    from diffusers.utils import logging
-
     from apps.studio import default_device, open_studio
     from debias_diffusion.encoders.checkpoint import load_encoder
     from debias_diffusion.sdxl.generate_command import load_pipeline
@@ -86,8 +87,6 @@ def load_studio(
     from debias_diffusion.sdxl.shipped import CHECKPOINT, SLOT_SETS, checkpoint_source
     from debias_diffusion.sdxl.slots import find_dtype
 
-    # What is cut stands on the page; visitors' prompts stay out of the terminal.
-    logging.get_logger("pipeline_debias_sdxl").setLevel(logging.ERROR)
     named = set_names(sets) if sets else {}
     if not sets and checkpoint == CHECKPOINT:
         named = set_names([f"{CHECKPOINT}:{kind}" for kind in SLOT_SETS])
