@@ -45,6 +45,9 @@ def assemble(work: Path, output: Path) -> None:
     pipe.to(torch.float16).save_pretrained(partial)
     for file in partial.rglob("*.safetensors"):
         file.chmod(0o644)
+    for file in partial.glob("*/config.json"):  # diffusers writes down which folder a model came from
+        kept = {k: v for k, v in json.loads(file.read_text()).items() if k != "_name_or_path"}
+        file.write_text(json.dumps(kept, indent=2) + "\n")
     (partial / "README.md").write_text(_card(json.loads((work / "card.json").read_text())))
     replace_folder(partial, output / "sdxl")
 
