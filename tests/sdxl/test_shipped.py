@@ -69,7 +69,8 @@ def test_a_checkout_uses_the_pipeline_file_it_shows() -> None:
 
 def built(kind: str, folder: Path) -> Path:
     """The unpacked wheel: what an installation puts into site-packages."""
-    pytest.importorskip("hatchling")
+    for needed in ("hatchling", *(["editables"] if kind == "editable" else [])):
+        pytest.importorskip(needed)
     code = f"from hatchling.build import build_{kind}; print(build_{kind}({str(folder)!r}))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     with zipfile.ZipFile(folder / run.stdout.split()[-1]) as wheel:
