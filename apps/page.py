@@ -16,6 +16,9 @@ _ABOUT = (
     "Every column gets the same noise, steps and size; only the text encoders differ. **stock** is the checkpoint's own "
     "pair, cut at its length as diffusers does."
 )
+_GALLERY: dict[str, Any] = {
+    "show_label": False, "format": "png", "object_fit": "contain", "height": "auto", "interactive": False,
+}  # fmt: skip
 _STATE_SECONDS = 24 * 3600
 
 
@@ -106,16 +109,12 @@ def _answer(page: Page, studio: Studio) -> None:
                 page.pictures.append(
                     gr.Gallery(
                         label="Pictures",
-                        show_label=False,
-                        format="png",
                         columns=1,
-                        object_fit="contain",
-                        height="auto",
                         visible=False,
-                        interactive=False,
                         buttons=["download", "fullscreen"],
                         elem_id=f"pictures{number}",
                         elem_classes=kind,
+                        **_GALLERY,
                     )
                 )
             page.columns.append(column)
@@ -126,16 +125,12 @@ def _answer(page: Page, studio: Studio) -> None:
     with gr.Accordion("Your earlier comparisons", open=True, visible=False) as earlier:
         page.named["history"] = gr.Gallery(
             label="Earlier comparisons",
-            show_label=False,
-            format="png",
             columns=4,
-            object_fit="contain",
-            height="auto",
             fit_columns=False,
             allow_preview=False,
-            interactive=False,
             buttons=[],
             elem_id="history",
+            **_GALLERY,
         )
     page.named |= {"charts": charts, "earlier": earlier}
 

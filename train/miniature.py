@@ -20,7 +20,7 @@ from pathlib import Path
 import tyro
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from miniature_clip import BaseConfig, make_base
-from miniature_sdxl import ROWS, assemble
+from miniature_sdxl import ROWS, SLOTS, assemble
 from miniature_unet import UNetConfig, prepare, train_unet
 from miniature_vae import VaeConfig, reconstruction_error, refine_decoder, train_vae
 
@@ -71,7 +71,7 @@ def make_vae(config: MiniatureConfig) -> None:
 def make_unet(config: MiniatureConfig) -> None:
     """Trains the UNet on the base encoders' states."""
     started = time.perf_counter()
-    slots = [slot_from_encoder(load_encoder(config.work / f"base{suffix}"), slot) for suffix, slot in SLOT_OF.items()]
+    slots = [slot_from_encoder(load_encoder(config.work / f"base{suffix}"), slot) for slot, suffix in SLOTS.items()]
     vae = AutoencoderKL.from_pretrained(config.work / "vae")
     prepared = prepare(vae, slots, config.unet.drawings, config.unet.seed)
     unet: UNet2DConditionModel = train_unet(config.unet, prepared)
@@ -79,7 +79,6 @@ def make_unet(config: MiniatureConfig) -> None:
     print(f"unet: {(time.perf_counter() - started) / 60:.0f} minutes")
 
 
-SLOT_OF = {"-l": "text_encoder", "": "text_encoder_2"}
 PARTS: dict[str, tuple[str, Callable[[MiniatureConfig], None]]] = {
     "base": ("base", lambda c: make_base(BaseConfig(c.work / "base", "miniature"))),
     "base-l": ("base-l", lambda c: make_base(BaseConfig(c.work / "base-l", "miniature-l", steps=1600))),

@@ -1,6 +1,5 @@
 """The miniature SDXL's UNet: SDXL's own class and conditioning, trained on latents and text states made once."""
 
-import copy
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +9,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from diffusers import AutoencoderKL, EulerDiscreteScheduler, UNet2DConditionModel
-from miniature_vae import LATENT_CHANNELS, VAE_SCALE
+from miniature_vae import LATENT_CHANNELS, VAE_SCALE, scene_pixels
 from torch import Tensor
 from tqdm import tqdm
 
 from debias_diffusion.data.drawings import SHORT_ROWS, Drawing, training_drawing
-from debias_diffusion.data.scenes import SIZE, render
+from debias_diffusion.data.scenes import SIZE
 from debias_diffusion.sdxl.slots import Slot
+from debias_diffusion.training.ema import WeightAverage
 from debias_diffusion.training.optim import learning_rate_at
 
 SCHEDULER = {
@@ -108,9 +108,8 @@ def text_states(slots: list[Slot], captions: list[str]) -> tuple[Tensor, Tensor]
 @torch.no_grad()
 def picture_latents(vae: AutoencoderKL, drawings: list[Drawing]) -> Tensor:
     """Scaled latents of the drawings' pictures."""
-    arrays = np.stack([np.asarray(render(d.scene), np.float32) for d in drawings])
-    batch = torch.from_numpy(arrays / 127.5 - 1).permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
-    return vae.encode(batch).latent_dist.mean * vae.config.scaling_factor
+    batch = torch.stack([scene_pixels(d.scene) for d in drawings])
+    return vae.encode(batch.contiguous(memory_format=torch.channels_last)).latent_dist.mean * vae.config.scaling_factor
 
 
 def prepare(vae: AutoencoderKL, slots: list[Slot], count: int, seed: int) -> Prepared:
@@ -138,7 +137,7 @@ def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tenso
 def train_unet(
     config: UNetConfig, prepared: Prepared, checkpoint: Callable[[int, UNet2DConditionModel], None] | None = None
 ) -> UNet2DConditionModel:
-    """The UNet, trained: the moving average of its weights. `checkpoint(step, average)` is called now and then.
+    """The UNet, trained: the moving average of its weights. `checkpoint(step, unet)` is called with it now and then.
 
     Where torch.distributed is on (torchrun), each process computes its share of every batch.
     """
@@ -146,7 +145,7 @@ def train_unet(
     torch.manual_seed(config.seed)
     order, noise = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(config.seed + rank)
     unet = new_unet(config.widths, prepared.states.shape[-1], prepared.pooled.shape[-1])
-    average = copy.deepcopy(unet).eval().requires_grad_(False)
+    average = WeightAverage(unet, config.ema)
     alphas = EulerDiscreteScheduler(**SCHEDULER).alphas_cumprod
     optimizer = torch.optim.AdamW(
         unet.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, betas=(0.9, 0.99)
@@ -166,15 +165,15 @@ def train_unet(
         _average_gradients(unet, world)
         torch.nn.utils.clip_grad_norm_(unet.parameters(), 1.0)
         optimizer.step()
-        with torch.no_grad():
-            decay = min(config.ema, (1 + step) / (10 + step))
-            torch._foreach_lerp_(list(average.parameters()), list(unet.parameters()), 1 - decay)
+        average.update(unet)
         losses.append(loss.item())
         bar.update()
         bar.set_postfix_str(f"loss {np.mean(losses[-200:]):.4f}", refresh=False)
         if checkpoint and rank == 0 and step % 1000 == 999:
-            checkpoint(step + 1, average)
-    return average
+            with average.in_place_of(unet):
+                checkpoint(step + 1, unet)
+    average.copy_to(unet)
+    return unet.eval()
 
 
 def _share_done(config: UNetConfig, step: int, started: float, world: int) -> float:

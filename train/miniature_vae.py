@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from debias_diffusion.data.scenes import SIZE, make_scene, render
+from debias_diffusion.data.scenes import SIZE, Scene, make_scene, render
 from debias_diffusion.training.optim import learning_rate_at
 
 LATENT_CHANNELS, VAE_SCALE = 4, 4
@@ -40,10 +40,15 @@ class VaeConfig:
     seed: int = 0
 
 
-def pixels(seed: int, split: str, index: int, things: tuple[int, int]) -> Tensor:
+def scene_pixels(scene: Scene) -> Tensor:
     """A scene's picture as (3, SIZE, SIZE) floats in [-1, 1]."""
-    array = np.asarray(render(make_scene(seed, split, index, things)), np.float32)
+    array = np.asarray(render(scene), np.float32)
     return torch.from_numpy(array / 127.5 - 1).permute(2, 0, 1)
+
+
+def pixels(seed: int, split: str, index: int, things: tuple[int, int]) -> Tensor:
+    """`scene_pixels` of scene number `index` of a split."""
+    return scene_pixels(make_scene(seed, split, index, things))
 
 
 class Pictures(Dataset[Tensor]):

@@ -78,11 +78,6 @@ def _of_equal_rows(pipe: Any, jobs: Sequence[Job], settings: Settings, batch_siz
 def _draw(pipe: Any, batch: Sequence[Job], settings: Settings) -> Any:
     return pipe(
         [read_prompt(job.prompt, settings.syntax) for job in batch],
-        num_inference_steps=settings.steps,
-        guidance_scale=settings.guidance_scale,
-        width=settings.width,
-        height=settings.height,
-        clip_skip=settings.clip_skip,
-        max_length=settings.max_length,
+        **settings.of_call(),
         generator=[torch.Generator("cpu").manual_seed(job.seed) for job in batch],
     ).images

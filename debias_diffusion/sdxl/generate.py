@@ -50,6 +50,17 @@ class Settings:
             raise ValueError(f"max_length is {self.max_length!r}; expected 'auto' or 3 or more")
         read_prompt("", self.syntax)
 
+    def of_call(self) -> dict[str, Any]:
+        """The arguments of a pipeline's call that hold for every picture."""
+        return {
+            "num_inference_steps": self.steps,
+            "guidance_scale": self.guidance_scale,
+            "width": self.width,
+            "height": self.height,
+            "clip_skip": self.clip_skip,
+            "max_length": self.max_length,
+        }
+
 
 def draw(pipe: DiffusionPipeline, line: PromptLine, seed: int, settings: Settings | None = None) -> Image.Image:
     """One RGB picture. The noise comes from a new CPU generator, so it depends on the seed and the size alone.
@@ -64,12 +75,7 @@ def draw(pipe: DiffusionPipeline, line: PromptLine, seed: int, settings: Setting
     with _ONE_AT_A_TIME:
         output = debias_pipeline(pipe)(
             **texts,
-            num_inference_steps=options.steps,
-            guidance_scale=options.guidance_scale,
-            width=options.width,
-            height=options.height,
-            clip_skip=options.clip_skip,
-            max_length=options.max_length,
+            **options.of_call(),
             generator=torch.Generator("cpu").manual_seed(seed),
         )
     image: Image.Image = output.images[0].convert("RGB")

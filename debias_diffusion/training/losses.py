@@ -1,5 +1,6 @@
 """The two-branch contrastive loss, as functions of features: testable without models or processes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -76,22 +77,32 @@ def contrastive_loss(
     is already exponentiated. With `block`, only so many rows of the score matrix exist at once, in the backward pass too,
     where they are computed again.
     """
-    target = torch.arange(first, first + len(image_features), device=image_features.device)
-    size = block or len(target)
-
-    def half(rows: Tensor, columns: Tensor) -> Tensor:
-        parts = [
-            _scores_loss(part, columns, logit_scale, goal, label_smoothing)
-            if len(part) == len(rows)
-            else checkpoint(_scores_loss, part, columns, logit_scale, goal, label_smoothing, use_reentrant=False)
-            for part, goal in zip(rows.split(size), target.split(size), strict=True)
-        ]
-        return torch.stack(parts).sum() / len(rows)
-
-    return (half(image_features, all_text_features) + half(text_features, all_image_features)) / 2
+    halves = [
+        sum_by_rows(_scores_loss, rows, columns, logit_scale, label_smoothing, first=first, block=block) / len(rows)
+        for rows, columns in ((image_features, all_text_features), (text_features, all_image_features))
+    ]
+    return (halves[0] + halves[1]) / 2
 
 
-def _scores_loss(rows: Tensor, columns: Tensor, logit_scale: Tensor, target: Tensor, label_smoothing: float) -> Tensor:
+def sum_by_rows(
+    loss: Callable[..., Tensor], rows: Tensor, *others: Tensor | float, first: int = 0, block: int = 0
+) -> Tensor:
+    """`loss(some rows, their targets, *others)` summed over all rows (rows, dim); row i's target is `first` + i.
+
+    With `block`, only so many rows are scored at once, and scored again in the backward pass; 0 takes all together.
+    """
+    target = torch.arange(first, first + len(rows), device=rows.device)
+    size = block or max(1, len(rows))
+    parts = [
+        loss(part, own, *others)
+        if len(part) == len(rows)
+        else checkpoint(loss, part, own, *others, use_reentrant=False)
+        for part, own in zip(rows.split(size), target.split(size), strict=True)
+    ]
+    return torch.stack(parts).sum()
+
+
+def _scores_loss(rows: Tensor, target: Tensor, columns: Tensor, logit_scale: Tensor, label_smoothing: float) -> Tensor:
     scores = logit_scale * rows @ columns.T  # (rows, columns)
     return F.cross_entropy(scores, target, label_smoothing=label_smoothing, reduction="sum")
 

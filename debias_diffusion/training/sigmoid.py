@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+
+from debias_diffusion.training.losses import sum_by_rows
 
 
 def sigmoid_loss(
@@ -23,18 +24,13 @@ def sigmoid_loss(
     compared as they are; `logit_scale` is already exponentiated. With `block`, only so many rows of the score matrix exist
     at once, in the backward pass too, where they are computed again.
     """
-    target = torch.arange(first, first + len(image_features), device=image_features.device)
-    size = block or max(1, len(target))
-    parts = [
-        _rows_loss(rows, all_text_features, logit_scale, logit_bias, own)
-        if len(rows) == len(image_features)
-        else checkpoint(_rows_loss, rows, all_text_features, logit_scale, logit_bias, own, use_reentrant=False)
-        for rows, own in zip(image_features.split(size), target.split(size), strict=True)
-    ]
-    return torch.stack(parts).sum() / max(1, len(image_features))
+    total = sum_by_rows(
+        _rows_loss, image_features, all_text_features, logit_scale, logit_bias, first=first, block=block
+    )
+    return total / max(1, len(image_features))
 
 
-def _rows_loss(rows: Tensor, columns: Tensor, logit_scale: Tensor, logit_bias: Tensor, own: Tensor) -> Tensor:
+def _rows_loss(rows: Tensor, own: Tensor, columns: Tensor, logit_scale: Tensor, logit_bias: Tensor) -> Tensor:
     scores = logit_scale * rows @ columns.T + logit_bias  # (rows, columns)
     sign = torch.ones_like(scores).scatter_(1, own[:, None], -1.0)
     return F.softplus(sign * scores).sum()

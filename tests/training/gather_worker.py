@@ -1,6 +1,7 @@
 """One rank: gradients of a wrapped tiny model on its share of a batch; rank 0 also computes them alone."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -42,17 +43,25 @@ def gradients(wrapped: torch.nn.Module, rows: slice, bare: torch.nn.Module) -> d
     return {name: p.grad.clone() for name, p in bare.named_parameters()}
 
 
-if __name__ == "__main__":
+def compare(share: Callable[[slice], dict[str, torch.Tensor]]) -> None:
+    """Writes the gradients of the whole batch computed alone, and those of `share(rows)` on every process together."""
     folder, sizes = Path(sys.argv[1]), [int(s) for s in sys.argv[2].split(",")]
     alone = model()
     whole = gradients(alone, slice(0, 12), alone)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    shared = model()
-    first = sum(sizes[:rank])
-    together = gradients(DistributedDataParallel(shared), slice(first, first + sizes[rank]), shared)
+    together = share(slice(sum(sizes[:rank]), sum(sizes[: rank + 1])))
     if rank == 0:
         torch.save(whole, folder / "alone.pt")
         torch.save(together, folder / "together.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def wrapped_gradients(rows: slice) -> dict[str, torch.Tensor]:
+    shared = model()
+    return gradients(DistributedDataParallel(shared), rows, shared)
+
+
+if __name__ == "__main__":
+    compare(wrapped_gradients)

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 from debias_diffusion import load_encoder, text_features
-from debias_diffusion.config import TrainConfig
 from debias_diffusion.encoders.checkpoint import WEIGHTS_FILE
 from debias_diffusion.training import run as run_module
 from debias_diffusion.training.checkpoints import find_checkpoints
@@ -16,14 +15,6 @@ from debias_diffusion.training.loop import dry_run, read_metrics, train
 from debias_diffusion.training.lora import has_lora
 
 CAPTIONS = ["A small red star in the top left.", "A ring. A blue star. A large square below it."]
-
-
-@pytest.fixture
-def config(tiny_folder, pair_folder, tmp_path):
-    return TrainConfig(
-        output=str(tmp_path / "run"), data=str(pair_folder), encoder=str(tiny_folder), batch_size=8, pca_dim=3, pca_batch=8,
-        max_steps=4, learning_rate=1e-3, warmup_steps=1, workers=0, log_every=1, save_every=2,
-    )  # fmt: skip
 
 
 def weights(folder):

@@ -13,14 +13,6 @@ from debias_diffusion.training.lock import FolderLock
 from debias_diffusion.training.loop import NonFiniteLoss, read_metrics, train
 
 
-@pytest.fixture
-def config(tiny_folder, pair_folder, tmp_path):
-    return TrainConfig(
-        output=str(tmp_path / "run"), data=str(pair_folder), encoder=str(tiny_folder), batch_size=8, pca_dim=3, pca_batch=8,
-        max_steps=4, learning_rate=1e-3, warmup_steps=1, workers=0, log_every=1, save_every=2,
-    )  # fmt: skip
-
-
 def weights(folder):
     return load_file(folder / WEIGHTS_FILE)
 
