@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ ASKED = {
     "syntax": "plain",
     "blend": 1.0,
 }
+BEFORE_WORK = ("STARTING", "JOINING_QUEUE", "IN_QUEUE", "SENDING_DATA")
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,8 @@ def test_fifty_requests_eight_at_a_time_mix_nothing_up_and_keep_no_memory(served
 def test_a_second_visitor_waits_with_a_position(served, client):
     other = Client(served.url, verbose=False)
     first = client.submit(**(ASKED | {"steps": 150, "num_seeds": 9}), api_name="/compare")
+    while first.status().code.value in BEFORE_WORK:  # else the others may come to the device before it
+        time.sleep(0.05)
     second = other.submit(**ASKED, api_name="/compare")
     third = other.submit(**ASKED, api_name="/compare")
     ranks = set()
