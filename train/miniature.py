@@ -6,6 +6,7 @@
 
 Parts, each resting on those before it:
   base, base-l   the two base encoders, 77 tokens, trained from scratch
+  base-siglip    the base SigLIP, 64 tokens, and its tokenizer; nothing of the SDXL rests on it
   encoders       Long-CLIP and DeBias fine-tunings of both, 300 steps
   vae            the autoencoder
   unet           the UNet, on the frozen bases' states and the VAE's latents
@@ -19,14 +20,16 @@ from pathlib import Path
 
 import tyro
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from miniature_clip import BaseConfig, make_base
+from miniature_clip import SIGLIP_TOKENIZER, BaseConfig, make_base
 from miniature_sdxl import ROWS, SLOTS, assemble
 from miniature_unet import UNetConfig, prepare, train_unet
 from miniature_vae import VaeConfig, reconstruction_error, refine_decoder, train_vae
+from miniature_vocabulary import write_siglip_tokenizer
 
 from debias_diffusion.config import PRESETS
 from debias_diffusion.encoders.checkpoint import load_encoder
 from debias_diffusion.encoders.encoder import MINIATURE_FOLDER
+from debias_diffusion.encoders.tokens import BPE_FILE
 from debias_diffusion.sdxl.slots import slot_from_encoder
 
 ENCODER_STEPS = 300
@@ -38,11 +41,17 @@ class MiniatureConfig:
     """What is remade, and where."""
 
     parts: tuple[str, ...] = ()
-    """Parts to make even if `work` holds them: base, base-l, encoders, vae, unet; none makes nothing."""
+    """Parts to make even if `work` holds them: base, base-l, base-siglip, encoders, vae, unet; none makes nothing."""
     work: Path = Path("runs/miniature")
     output: Path = MINIATURE_FOLDER
     unet: UNetConfig = dataclasses.field(default_factory=UNetConfig)
     vae: VaeConfig = dataclasses.field(default_factory=VaeConfig)
+
+
+def make_siglip(config: MiniatureConfig) -> None:
+    """Remakes the SigLIP's tokenizer from the vocabulary, then trains its base with it."""
+    write_siglip_tokenizer(MINIATURE_FOLDER / BPE_FILE, SIGLIP_TOKENIZER)
+    make_base(BaseConfig(config.work / "base-siglip", "miniature-siglip"))
 
 
 def make_encoders(config: MiniatureConfig) -> None:
@@ -79,9 +88,14 @@ def make_unet(config: MiniatureConfig) -> None:
     print(f"unet: {(time.perf_counter() - started) / 60:.0f} minutes")
 
 
+def _base_l(work: Path) -> BaseConfig:
+    return BaseConfig(work / "base-l", "miniature-l", steps=1600, binding_steps=500)
+
+
 PARTS: dict[str, tuple[str, Callable[[MiniatureConfig], None]]] = {
     "base": ("base", lambda c: make_base(BaseConfig(c.work / "base", "miniature"))),
-    "base-l": ("base-l", lambda c: make_base(BaseConfig(c.work / "base-l", "miniature-l", steps=1600))),
+    "base-l": ("base-l", lambda c: make_base(_base_l(c.work))),
+    "base-siglip": ("base-siglip", make_siglip),
     "encoders": ("debias", make_encoders),
     "vae": ("vae", make_vae),
     "unet": ("unet", make_unet),

@@ -14,16 +14,17 @@ from debias_diffusion.sdxl.slots import slot_from_encoder
 
 ROWS = {"miniature": "", "miniature-l": "-l"}
 SLOTS = {"text_encoder": "-l", "text_encoder_2": ""}
+BASES = (*(f"base{suffix}" for suffix in ROWS.values()), "base-siglip")
 LONG = ("stretched", "long-clip", "debias")
 LENGTH = 248
 
 
 def assemble(work: Path, output: Path) -> None:
     """Writes the bases, sdxl/ and slots/ under `output` from what lies in `work`, each folder whole or not at all."""
-    for suffix in ROWS.values():
-        if (work / f"base{suffix}").resolve() != (output / f"base{suffix}").resolve():
-            save_encoder(load_encoder(work / f"base{suffix}"), output / f"base{suffix}")
-            shutil.copyfile(work / f"base{suffix}" / "README.md", output / f"base{suffix}" / "README.md")
+    for name in BASES:
+        if (work / name).is_dir() and (work / name).resolve() != (output / name).resolve():
+            save_encoder(load_encoder(work / name), output / name)
+            shutil.copyfile(work / name / "README.md", output / name / "README.md")
     bases = {slot: load_encoder(work / f"base{suffix}") for slot, suffix in SLOTS.items()}
     for name in LONG:
         for slot, suffix in SLOTS.items():

