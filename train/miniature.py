@@ -7,7 +7,7 @@
 Parts, each resting on those before it:
   base, base-l   the two base encoders, 77 tokens, trained from scratch
   base-siglip    the base SigLIP, 64 tokens, and its tokenizer; nothing of the SDXL rests on it
-  encoders       Long-CLIP and DeBias fine-tunings of both, 300 steps
+  encoders       Long-CLIP and DeBias fine-tunings of both text towers, 150 gentle steps
   vae            the autoencoder
   unet           the UNet, on the frozen bases' states and the VAE's latents
 """
@@ -32,7 +32,9 @@ from debias_diffusion.encoders.encoder import MINIATURE_FOLDER
 from debias_diffusion.encoders.tokens import BPE_FILE
 from debias_diffusion.sdxl.slots import slot_from_encoder
 
-ENCODER_STEPS = 300
+GENTLE = {"max_steps": 150, "learning_rate": 1e-4, "train_towers": "text"}
+"""For the encoders that go into SDXL's slots: the demo's 5e-4 moves their states so far that the UNet, which knows the
+bases' alone, no longer understands them."""
 RECIPES = ("long-clip", "debias")
 
 
@@ -63,7 +65,10 @@ def make_encoders(config: MiniatureConfig) -> None:
             run = config.work / f"training-{recipe}{suffix}"
             preset = PRESETS[f"miniature-{recipe}"]
             base = str(config.work / f"base{suffix}")
-            trained = train(dataclasses.replace(preset, encoder=base, max_steps=ENCODER_STEPS, output=str(run)))
+            tuned = dataclasses.replace(
+                preset, encoder=base, output=str(run), feature_cache=str(config.work / "features")
+            )
+            trained = train(dataclasses.replace(tuned, **GENTLE))
             trained.rename(config.work / f"{recipe}{suffix}")
             print(f"{row}: {recipe} is trained")
 

@@ -144,7 +144,7 @@ def _card(config: BaseConfig, settings: dict[str, object], numbers: dict[str, fl
     return f"""# The miniature's base encoder
 
 A small {family.name} ({family.context_length} tokens) trained from scratch on short captions of the miniature world by
-`python train/miniature.py`, in {minutes:.0f} minutes on {torch.get_num_threads()} threads of shared CPU cores, with
+`python train/miniature.py`, in {minutes:.0f} minutes on shared CPU cores, with
 {json.dumps(settings)}.{bound or ""}
 
 Text-to-image recall@1 on 1,000 held-out pairs, captions cut at {family.context_length} tokens:

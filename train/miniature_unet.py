@@ -39,7 +39,7 @@ GROUP = 100
 class UNetConfig:
     """How the miniature's UNet is trained."""
 
-    steps: int = 4800
+    steps: int = 4200
     batch_size: int = 32
     drawings: int = 40_000
     widths: tuple[int, int, int] = (48, 96, 96)
