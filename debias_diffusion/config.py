@@ -24,7 +24,8 @@ class TrainConfig:
     """Folder of the run: config.json, metrics.jsonl, TensorBoard files, checkpoints/, and at the end encoder/."""
     data: str = ""
     """ShareGPT4V's .json, a .jsonl manifest (image, caption), a folder of pictures with .txt beside them, a folder that
-    `debias-diffusion pack` wrote, or "scenes" for the miniature world."""
+    `debias-diffusion pack` wrote, the url of such a folder or of WebDataset shards (hf://datasets/OWNER/NAME/FOLDER), which
+    are then streamed, or "scenes" for the miniature world."""
     image_root: str = ""
     """Folder that the picture paths of `data` start from; empty means the folder `data` lies in."""
     held_out: int = 1000
@@ -94,6 +95,9 @@ class TrainConfig:
     """Recomputes block activations in the backward pass: less memory, a third more time."""
     seed: int = 0
     """Order of samples and augmentation depend on this, the epoch and the sample's index alone."""
+    shuffle_block: int = 1
+    """Consecutive rows that stay together when the order is drawn; streamed shards read them at once. 1 shuffles row by row,
+    more makes neighbours share a batch."""
     workers: int = 4
     """Processes that read pictures, for each training process."""
     log_every: int = 10
@@ -117,7 +121,7 @@ class TrainConfig:
         sigmoid = row is not None and SPECS[row[0]].family.loss == "sigmoid"
         return [
             (not self.output, "--output is missing: name the folder of the run"),
-            (not self.data, "--data is missing: a .json, a .jsonl, a folder, or scenes"),
+            (not self.data, "--data is missing: a .json, a .jsonl, a folder, a url, or scenes"),
             (self.recipe not in RECIPES, f"--recipe {self.recipe!r} is unknown; recipes: {', '.join(RECIPES)}"),
             (self.splitter not in SPLITTERS, f"--splitter {self.splitter!r} is unknown; splitters: {', '.join(SPLITTERS)}"),
             (not 0 <= self.short_weight <= 1, f"--short-weight is {self.short_weight}; expected 0 to 1"),
@@ -152,7 +156,10 @@ class TrainConfig:
              "--learning-rate, --weight-decay, --warmup-steps, --max-steps, --workers and --chunk-size must not be negative"),
             (min(self.log_every, self.save_every, self.keep_checkpoints) < 1,
              "--log-every, --save-every and --keep-checkpoints must be 1 or more"),
-            (self.data not in ("", "scenes") and not Path(self.data).exists(), f"--data: no data at {self.data!r}"),
+            (not 1 <= self.shuffle_block <= max(1, self.batch_size),
+             f"--shuffle-block is {self.shuffle_block}; expected 1 to --batch-size, {self.batch_size}"),
+            (self.data not in ("", "scenes") and "://" not in self.data and not Path(self.data).exists(),
+             f"--data: no data at {self.data!r}"),
             (bool(self.tokenizer) and not Path(self.tokenizer).is_dir(), f"--tokenizer {self.tokenizer!r} is no folder"),
             (bool(self.image_root) and not Path(self.image_root).is_dir(), f"--image-root {self.image_root!r} is no folder"),
         ]  # fmt: skip
@@ -187,6 +194,8 @@ _MINIATURE = TrainConfig(
     workers=0,
 )
 
+_MINIATURE_SIGLIP = dataclasses.replace(_MINIATURE, encoder="miniature-siglip:base")
+
 PRESETS: dict[str, TrainConfig] = {
     "debias-b16": TrainConfig(encoder="ViT-B-16:openai"),
     "debias-l14": TrainConfig(encoder="ViT-L-14:openai"),
@@ -200,6 +209,12 @@ PRESETS: dict[str, TrainConfig] = {
     "long-clip-published": TrainConfig(encoder="ViT-B-16:openai", **LONG_CLIP),  # type: ignore[arg-type]
     "miniature-debias": _MINIATURE,
     "miniature-long-clip": dataclasses.replace(_MINIATURE, **LONG_CLIP),  # type: ignore[arg-type]
+    "miniature-siglip-debias": _MINIATURE_SIGLIP,
+    "miniature-siglip-long-clip": dataclasses.replace(
+        _MINIATURE_SIGLIP,
+        **{**LONG_CLIP, "label_smoothing": 0.0},  # type: ignore[arg-type]
+    ),
 }
 """Named runs: three sizes of the published recipe; the paper's four ablation rows on ViT-B/16, differing in the short
-text alone; Long-CLIP with its own published loss; and the miniature's two."""
+text alone; Long-CLIP with its own published loss; and the miniature's two, for its CLIP and for its SigLIP, whose sigmoid
+loss knows no label smoothing."""

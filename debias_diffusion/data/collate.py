@@ -14,6 +14,7 @@ from debias_diffusion.captions.augment import Recipe, augment, caption_rng, draw
 from debias_diffusion.captions.sentences import join_sentences, split_sentences
 from debias_diffusion.data.pictures import BadPicture
 from debias_diffusion.data.retrieval_set import Picture
+from debias_diffusion.data.streamed import StreamedShards
 from debias_diffusion.encoders.tokens import CLIP_LAYOUT, TokenBatch, Tokenizer, TokenLayout, collate_tokens
 
 
@@ -111,6 +112,12 @@ class TrainingRows(Dataset[Row]):
         except BadPicture as fault:
             return Row(key, None, views, str(fault))
 
+    def __getitems__(self, positions: list[tuple[int, int]]) -> list[Row]:
+        """The rows of one batch, their pictures read at once where they are streamed."""
+        if isinstance(self.image, PixelValues) and isinstance(self.image.pairs, StreamedShards):
+            self.image.pairs.fetch([index for _, index in positions])
+        return [self[position] for position in positions]
+
 
 @dataclass(frozen=True)
 class PixelValues:
@@ -148,12 +155,27 @@ def keys_digest(pairs: PairSource) -> str:
     return hasher.hexdigest()
 
 
+def epoch_order(num_rows: int, seed: int, epoch: int, block: int = 1) -> Tensor:
+    """The rows of an epoch as they are trained on, (num_rows,), each once; it follows from the arguments alone.
+
+    Blocks of `block` consecutive rows (the last one's next is the first) stay together, as rows that are read from afar
+    should; where they begin is drawn anew for every epoch. The rows that fill no block come last.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    order = torch.randperm(num_rows // block, generator=generator)
+    if block == 1:
+        return order
+    first = int(torch.randint(num_rows, (), generator=generator))
+    blocks = order[:, None] * block + torch.arange(block)
+    return (torch.cat([blocks.flatten(), torch.arange(len(order) * block, num_rows)]) + first) % num_rows
+
+
 class StepOrder(Sampler[list[tuple[int, int]]]):
     """This process's rows of each step, as lists of (epoch, index), from `first_step` on.
 
-    The order of an epoch depends on (seed, epoch) alone, a step's global batch on the step alone, and each process takes
-    its consecutive share of it: runs on other numbers of processes, or resumed ones, see the same batches. The last
-    rows of an epoch that fill no batch are left out, as published.
+    The order of an epoch depends on (seed, epoch, block) alone, a step's global batch on the step alone, and each process
+    takes its consecutive share of it: runs on other numbers of processes, or resumed ones, see the same batches. The
+    last rows of an epoch that fill no batch are left out, as published.
     """
 
     def __init__(
@@ -163,6 +185,7 @@ class StepOrder(Sampler[list[tuple[int, int]]]):
         steps: int,
         *,
         seed: int,
+        block: int = 1,
         first_step: int = 0,
         rank: int = 0,
         world: int = 1,
@@ -175,7 +198,7 @@ class StepOrder(Sampler[list[tuple[int, int]]]):
             raise ValueError(
                 f"the data holds {num_rows} pairs, fewer than one batch of {batch_size}; lower --batch-size"
             )
-        self.num_rows, self.batch_size, self.steps, self.seed = num_rows, batch_size, steps, seed
+        self.num_rows, self.batch_size, self.steps, self.seed, self.block = num_rows, batch_size, steps, seed, block
         self.first_step, self.rank, self.world = first_step, rank, world
 
     def __len__(self) -> int:
@@ -187,7 +210,6 @@ class StepOrder(Sampler[list[tuple[int, int]]]):
         for step in range(self.first_step, self.steps):
             epoch, number = divmod(step, per_epoch)
             if epoch != order_epoch:
-                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-                order, order_epoch = torch.randperm(self.num_rows, generator=generator), epoch
+                order, order_epoch = epoch_order(self.num_rows, self.seed, epoch, self.block), epoch
             start = number * self.batch_size + self.rank * local
             yield [(epoch, int(i)) for i in order[start : start + local]]

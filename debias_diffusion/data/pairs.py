@@ -13,6 +13,8 @@ from debias_diffusion.data.packed import PackedStrings, PicturePaths
 from debias_diffusion.data.pictures import PICTURE_SUFFIXES, open_picture, relative_name
 from debias_diffusion.data.retrieval_set import PictureFile
 from debias_diffusion.data.shards import Shards, is_packed
+from debias_diffusion.data.streamed import StreamedShards
+from debias_diffusion.data.streamed_index import open_streamed
 from debias_diffusion.data.text_files import counted, json_array, json_field, json_lines, read_text
 
 SPLITS = ("train", "held_out")
@@ -154,13 +156,19 @@ def read_folder(folder: Path) -> Pairs:
     return gather.pairs(folder, folder.resolve().name, folder)
 
 
-def open_pairs(source: str | Path, image_root: str | Path | None = None, *, held_out: int = 1000) -> Pairs | Shards:
-    """Returns the training pairs of a ShareGPT4V .json file, a .jsonl manifest, a folder of pictures and texts, or a
-    folder that `debias-diffusion pack` wrote.
+def open_pairs(
+    source: str | Path, image_root: str | Path | None = None, *, held_out: int = 1000
+) -> Pairs | Shards | StreamedShards:
+    """Returns the training pairs of a ShareGPT4V .json file, a .jsonl manifest, a folder of pictures and texts, a folder
+    that `debias-diffusion pack` wrote, or shards at a url (see `open_streamed`).
 
     `image_root` is where a file's images lie, by default the file's folder; `held_out` applies to .json only. Raises
     `ValueError` where the source is none of these or holds no pair.
     """
+    if "://" in str(source):
+        if image_root is not None:
+            raise ValueError(f"image_root (--image-root) is {image_root}, but shards hold their pictures; leave it out")
+        return open_streamed(str(source))
     path = Path(source)
     root = None if image_root is None else Path(image_root)
     if not path.exists():
@@ -180,8 +188,8 @@ def open_pairs(source: str | Path, image_root: str | Path | None = None, *, held
 
 _FOLDER = "expected the folder that the images lie in"
 _EXPECTED = (
-    "expected a ShareGPT4V .json file, a .jsonl manifest, a folder of pictures with a .txt beside each, or a folder that "
-    "`debias-diffusion pack` wrote"
+    "expected a ShareGPT4V .json file, a .jsonl manifest, a folder of pictures with a .txt beside each, a folder that "
+    "`debias-diffusion pack` wrote, or the url of shards"
 )
 
 

@@ -65,24 +65,63 @@ class PackedPicture:
         return decode_picture(data, name, min_side)
 
 
+class ShardRows:
+    """What the indexes of a set's shards say, row by row, in columns: strings in one buffer, places in plain numbers."""
+
+    def __init__(self) -> None:
+        self.keys, self.captions, self.digests = PackedStrings(), PackedStrings(), PackedStrings()
+        self._places = array("I"), array("Q"), array("Q"), array("Q")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def extend(self, shard: int, rows: Sequence[Any], where: str, size: int) -> None:
+        """Adds the rows of shard `shard`, which is `size` bytes long; raises ValueError, opening with `where`, for a row
+        that is none or whose picture lies outside the shard."""
+        for row in rows:
+            try:
+                number, key, caption, offset, length, digest = row
+                if not 0 <= offset <= offset + length <= size:
+                    raise ValueError(f"bytes {offset} to {offset + length} of a shard of {size}")
+                for column, text in zip((self.keys, self.captions, self.digests), (key, caption, digest), strict=True):
+                    column.append(text)
+                for place, value in zip(self._places, (shard, number, offset, length), strict=True):
+                    place.append(value)
+            except (TypeError, ValueError, AttributeError, OverflowError) as error:
+                raise ValueError(
+                    f"{where}: {str(row)[:80]} is no row of an index ({error}); expected [number, key, caption, offset, "
+                    "size, digest] within the shard"
+                ) from error
+
+    def place(self, index: int) -> tuple[int, int, int, int]:
+        """Row `index`'s shard, its number there, and its picture's offset and size in bytes."""
+        shard, number, offset, size = (column[index] for column in self._places)
+        return shard, number, offset, size
+
+
 @dataclass(frozen=True)
 class Shards:
     """The rows of a packed folder, in their order; any row is read at once, by any number of processes."""
 
     folder: Path
-    keys: Sequence[str]
-    captions: Sequence[str]
+    rows: ShardRows = field(repr=False)
     left_out: dict[str, int]
-    _digests: Sequence[str] = field(repr=False)
-    _places: tuple[Sequence[int], ...] = field(repr=False)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        return self.rows.keys
+
+    @property
+    def captions(self) -> Sequence[str]:
+        return self.rows.captions
 
     def __len__(self) -> int:
-        return len(self.captions)
+        return len(self.rows)
 
     def picture(self, index: int) -> PackedPicture:
         """Returns row `index`'s picture."""
-        shard, row, offset, size = (column[index] for column in self._places)
-        return PackedPicture(self.folder / f"{shard_name(shard)}.tar", row, offset, size, self._digests[index])
+        shard, number, offset, size = self.rows.place(index)
+        return PackedPicture(self.folder / f"{shard_name(shard)}.tar", number, offset, size, self.rows.digests[index])
 
     def open(self, index: int, min_side: int | None = None) -> Image.Image:
         """Returns row `index`'s picture as RGB; raises `BadPicture` where it cannot be read."""
@@ -97,20 +136,15 @@ class Shards:
         where = str(folder / INDEX_FILE)
         if json_field(index, "format", str, where) != FORMAT:
             raise ValueError(f"{where}: the format is {index['format']!r}, expected {FORMAT!r}; pack the data again")
-        keys, captions, digests = PackedStrings(), PackedStrings(), PackedStrings()
-        places = array("I"), array("Q"), array("Q"), array("Q")
+        rows = ShardRows()
         for number in range(json_field(index, "shards", int, where)):
-            for row, key, caption, offset, size, digest in _rows(folder, number):
-                keys.append(key)
-                captions.append(caption)
-                digests.append(digest)
-                for column, value in zip(places, (number, row, offset, size), strict=True):
-                    column.append(value)
-        if len(keys) != json_field(index, "rows", int, where):
-            raise ValueError(f"{where}: it names {index['rows']:,} rows, the shards hold {len(keys):,}; pack again")
-        if not len(keys):
+            beside, shard = f"{folder / shard_name(number)}.json", _whole_index(folder, number)
+            rows.extend(number, json_field(shard, "rows", list, beside), beside, shard["bytes"])
+        if len(rows) != json_field(index, "rows", int, where):
+            raise ValueError(f"{where}: it names {index['rows']:,} rows, the shards hold {len(rows):,}; pack again")
+        if not len(rows):
             raise ValueError(f"{folder}: holds no picture with a caption; {folder / 'left_out.jsonl'} says why")
-        return Shards(folder, keys, captions, dict(index["left_out"]), digests, places)
+        return Shards(folder, rows, dict(index["left_out"]))
 
 
 def read_shard_index(folder: Path, number: int) -> dict[str, Any] | None:
@@ -124,11 +158,11 @@ def read_shard_index(folder: Path, number: int) -> dict[str, Any] | None:
     return index
 
 
-def _rows(folder: Path, number: int) -> Sequence[list[Any]]:
+def _whole_index(folder: Path, number: int) -> dict[str, Any]:
     index = read_shard_index(folder, number)
     if index is None:
         raise ValueError(
             f"{folder / shard_name(number)}: the .tar or .json is missing or cut short; delete both and {INDEX_FILE}, "
             "and run the same `debias-diffusion pack` command again"
         )
-    return json_field(index, "rows", list, f"{folder / shard_name(number)}.json")
+    return index

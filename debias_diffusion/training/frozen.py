@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from debias_diffusion.config import TrainConfig
-from debias_diffusion.data.collate import PairSource, PixelValues
+from debias_diffusion.data.collate import PairSource, PixelValues, epoch_order
 from debias_diffusion.data.feature_cache import FeatureCache
 from debias_diffusion.data.pictures import BadPicture
 from debias_diffusion.data.retrieval_set import Picture
@@ -39,15 +39,14 @@ class FrozenImages:
         return self.features[place]
 
 
-def visited_rows(num_rows: int, batch_size: int, steps: int, seed: int) -> Sequence[int]:
+def visited_rows(num_rows: int, batch_size: int, steps: int, seed: int, block: int = 1) -> Sequence[int]:
     """The rows that `steps` steps read: all of them from one epoch on, before that those of the first steps, in order.
 
     In that order a longer run finds what a shorter one has kept.
     """
     if steps >= num_rows // batch_size:
         return range(num_rows)
-    generator = torch.Generator().manual_seed(seed * 1_000_003)
-    return torch.randperm(num_rows, generator=generator)[: steps * batch_size].tolist()
+    return epoch_order(num_rows, seed, 0, block)[: steps * batch_size].tolist()
 
 
 def image_side(
@@ -63,7 +62,7 @@ def image_side(
         size = encoder.preprocess_config["size"]
         side = max(size) if isinstance(size, tuple | list) else size
         return PixelValues(pairs, encoder.preprocess, side)
-    rows = visited_rows(len(pairs), config.batch_size, steps, config.seed)
+    rows = visited_rows(len(pairs), config.batch_size, steps, config.seed, config.shuffle_block)
     return frozen_images(encoder, pairs, rows, cache, accelerator, config.workers)
 
 

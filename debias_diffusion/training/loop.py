@@ -15,6 +15,7 @@ from debias_diffusion.data.collate import PairSource
 from debias_diffusion.data.feature_cache import FeatureCache
 from debias_diffusion.data.pairs import open_pairs
 from debias_diffusion.data.scene_sets import ScenePairs
+from debias_diffusion.data.streamed import StreamedShards
 from debias_diffusion.training.checkpoints import find_checkpoints, remove_leftovers
 from debias_diffusion.training.checks import check_config, check_processes, check_same_data
 from debias_diffusion.training.endings import Interrupted, NonFiniteLoss
@@ -92,6 +93,8 @@ def open_source(config: TrainConfig) -> PairSource:
     if config.data == "scenes":
         return ScenePairs(size=config.batch_size * max(config.max_steps, 1000), seed=config.seed)
     pairs = open_pairs(config.data, config.image_root or None, held_out=config.held_out)
+    if isinstance(pairs, StreamedShards) and config.shuffle_block == 1:
+        logger.warning("each row is a read of its own; --shuffle-block 16 reads 16 neighbours at once")
     for reason, count in pairs.left_out.items():
         logger.warning("%s: %d left out: %s", config.data, count, reason.replace("_", " "))
     return pairs

@@ -157,8 +157,8 @@ class Run:
     def _order(self, first_step: int) -> StepOrder:
         config, accelerator = self.config, self.accelerator
         return StepOrder(
-            len(self.pairs), config.batch_size, self.total_steps, seed=config.seed, first_step=first_step,
-            rank=accelerator.process_index, world=accelerator.num_processes,
+            len(self.pairs), config.batch_size, self.total_steps, seed=config.seed, block=config.shuffle_block,
+            first_step=first_step, rank=accelerator.process_index, world=accelerator.num_processes,
         )  # fmt: skip
 
     def _loader(self) -> "DataLoader[Any]":
