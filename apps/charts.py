@@ -69,6 +69,11 @@ def sentences_html(
             " Judged: the independent encoder's cosine of sentence and picture, times 100; compare it between the "
             "columns of one sentence only."
         )
+    if drawn is not None and not judged and not any(found for row in drawn.values() for found in row):
+        about += (
+            " What arrived of each sentence in the pictures is not scored: it takes an encoder that had no part in them, "
+            "named by --judge where the app is started."
+        )
     return f'<h3>Sentence by sentence</h3><p class="dd-hint">{escape(about)}</p><ol class="dd-sentences">{"".join(items)}</ol>'
 
 

@@ -49,7 +49,7 @@ def compare(
             miniature those shipped where left out. NAME=chunks is the checkpoint's own, reading in pieces.
         judge: Encoder that says how much of each sentence is in a real picture; never one that draws.
         config: Folder with the configuration of a one-file checkpoint, where there is no network.
-        variant: Of the checkpoint's weight files, such as fp16.
+        variant: Of the checkpoint's weight files, such as fp16; needed only where a folder has several.
         dtype: Of all models; fp16 on a GPU and fp32 on a CPU where left out.
         device: Where to draw; a GPU where there is one.
         offload: Keeps on the device only the model that is at work (needs a GPU).
@@ -64,7 +64,7 @@ def compare(
     # What is cut stands on the page; visitors' prompts stay out of the terminal.
     logging.getLogger("pipeline_debias_sdxl").setLevel(logging.ERROR)
     app, url = launch(studio, host=host, port=port, share=share)
-    print(f"Comparing {', '.join(studio.pipes)} of {checkpoint} at {url}  (Ctrl+C ends it)")
+    print(f"Comparing {', '.join(studio.pipes)} of {checkpoint} at {url}  (Ctrl+C ends it)", flush=True)
     app.block_thread()
 
 
@@ -82,7 +82,7 @@ def load_studio(
     """The studio of a checkpoint and its sets, and what should be known of them; errors name the folder."""
     from apps.studio import default_device, open_studio
     from debias_diffusion.encoders.checkpoint import load_encoder
-    from debias_diffusion.sdxl.generate_command import load_pipeline
+    from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
     from debias_diffusion.sdxl.sets import set_names
     from debias_diffusion.sdxl.shipped import CHECKPOINT, SLOT_SETS, checkpoint_source
     from debias_diffusion.sdxl.slots import find_dtype

@@ -27,7 +27,8 @@ ARCHIVE = "comparison.zip"
 class Comparison:
     """What came of a request: the pictures of each set, a PNG a seed with its record, and all of it as one zip.
 
-    `sheet` shows them side by side, `tokens` is what each set's encoders read, `seconds` the time the drawing took.
+    `sheet` shows them side by side, with what was asked for inside, `tokens` is what each set's encoders read, `seconds`
+    the time the drawing took.
     """
 
     request: Request
@@ -76,7 +77,11 @@ def run_comparison(
         _record_blend(pictures, request.blend)
     tokens = {name: studio.read(name, request.line, settings) for name in request.sets}
     done = Comparison(request, folder, pictures, tokens, seconds)
-    _write_archive(done, studio)
+    about = _about(done, studio)
+    with Image.open(done.sheet) as sheet:
+        sheet.load()
+        write_png(sheet, done.sheet, (read_record(done.sheet) or {}) | about)
+    _write_archive(done, about)
     return done
 
 
@@ -119,16 +124,20 @@ def _record_blend(pictures: dict[str, list[Path]], blend: float) -> None:
                     write_png(image, path, record | {"blend": blend})
 
 
-def _write_archive(done: Comparison, studio: Studio) -> None:
-    record: dict[str, Any] = {
+def _about(done: Comparison, studio: Studio) -> dict[str, Any]:
+    """What was asked for and what came of it, in plain values, without paths of this machine."""
+    return {
         "request": dataclasses.asdict(done.request),
-        "sets": {name: Path(studio.sources[name]).name for name in done.pictures},  # no paths of this machine
+        "sets": {name: Path(studio.sources[name]).name for name in done.pictures},
         "seconds": round(done.seconds, 3),
         "pictures": {name: [path.name for path in paths] for name, paths in done.pictures.items()},
     }
+
+
+def _write_archive(done: Comparison, about: dict[str, Any]) -> None:
     partial = done.archive.with_suffix(".partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:  # PNGs are compressed already
-        archive.writestr("comparison.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        archive.writestr("comparison.json", json.dumps(about, indent=2, ensure_ascii=False) + "\n")
         archive.write(done.sheet, SHEET)
         for name, paths in done.pictures.items():
             for path in paths:

@@ -13,7 +13,7 @@ import gradio as gr
 from apps.comparing import Comparison, stream_comparison
 from apps.page import Page
 from apps.reading_html import preview_html, progress_html, reading_html, status_html, waiting_html
-from apps.request import MAX_COLUMNS, Request, read_size, whole
+from apps.request import MAX_COLUMNS, Request, finite, read_size, refuse_long, whole
 from apps.studio import Studio
 from apps.visit import Shown, Visit, WorkFolders, analyse, show
 from apps.watching import Step
@@ -45,12 +45,12 @@ class Handlers:
             whole(seed, "seed"),
             whole(num_seeds, "number of seeds"),
             whole(steps, "number of steps"),
-            float(guidance),
+            finite(guidance, "guidance"),
             width,
             height,
             length,
             syntax,
-            float(blend),
+            finite(blend, "blend"),
         )
 
     def draw(self, visit: Visit | None, *values: Any) -> Iterator[Updates]:
@@ -153,14 +153,16 @@ class Handlers:
         return list(self.studio.pipes)
 
     def _tokens(self, prompt: str, sets: Sequence[str], length: str, syntax: str) -> dict[str, list[TokenReport]]:
+        refuse_long(prompt)
         settings = Settings(max_length="auto" if length == "auto" else int(length), syntax=syntax)
-        return {name: self.studio.read(name, PromptLine(prompt), settings) for name in sets}
+        return {name: self.studio.read(name, PromptLine(prompt), settings) for name in dict.fromkeys(sets)}
 
     # Updates
 
     def _start(self, request: Request) -> Updates:
         page, size = self.page, (request.width or 1, request.height or 1)
-        updates: Updates = {page.status: progress_html("Starting", 0, 1), page.archive: gr.update(visible=False)}
+        updates: Updates = {page.status: progress_html("Starting", 0, 1)}
+        updates |= {part: gr.update(visible=False) for part in (page.sheet, page.archive)}
         for number in range(MAX_COLUMNS):
             used = number < len(request.sets)
             updates[page.columns[number]] = gr.update(visible=used)
@@ -201,6 +203,7 @@ class Handlers:
                 updates[page.heads[number]] = shown.heads[number]
                 updates[page.pictures[number]] = gr.update(value=captioned, columns=grid, visible=True)
         return updates | {
+            page.sheet: gr.update(value=str(done.sheet), visible=True),
             page.archive: gr.update(value=str(done.archive), visible=True),
             page.charts: gr.update(visible=True),
             page.sentences: shown.sentences,

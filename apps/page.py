@@ -14,7 +14,7 @@ from debias_diffusion.sdxl.prompts import SYNTAXES
 _TITLE = "One prompt, one seed, different text encoders"
 _ABOUT = (
     "Every column gets the same noise, steps and size; only the text encoders differ. **stock** is the checkpoint's own "
-    "pair, cut at its length as diffusers does."
+    "pair, cut at its length as diffusers does. Shift + Enter in the prompt compares too."
 )
 _GALLERY: dict[str, Any] = {
     "show_label": False, "format": "png", "object_fit": "contain", "height": "auto", "interactive": False,
@@ -118,7 +118,9 @@ def _answer(page: Page, studio: Studio) -> None:
                     )
                 )
             page.columns.append(column)
-    page.named["archive"] = gr.DownloadButton("Download all as zip, with records", visible=False, elem_id="archive")
+    with gr.Row():
+        for name, text in (("sheet", "Download side by side as PNG"), ("archive", "Download all as zip, with records")):
+            page.named[name] = gr.DownloadButton(text, visible=False, elem_id=name, min_width=200)
     with gr.Accordion("Sentences and attention", open=True, visible=False) as charts:
         page.named["sentences"] = gr.HTML("", elem_id="sentences")
         page.named["attention"] = gr.HTML("", elem_id="attention")

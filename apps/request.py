@@ -1,5 +1,6 @@
 """What a visitor asks for: checked before anything is computed, whoever sends it."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -45,11 +46,7 @@ class Request:
         if not self.prompt.strip():
             raise ValueError("the prompt is empty; write what the picture should show, or choose an example")
         for name, text in (("prompt", self.prompt), ("negative prompt", self.negative)):
-            if len(text) > MAX_CHARACTERS:
-                raise ValueError(
-                    f"the {name} has {len(text):,} characters; at most {MAX_CHARACTERS:,} are taken. No encoder reads "
-                    "more than its first thousand words anyway"
-                )
+            refuse_long(text, name)
         if not 1 <= len(self.sets) <= MAX_COLUMNS or len(set(self.sets)) < len(self.sets):
             raise ValueError(f"{len(self.sets)} sets of encoders are chosen; choose 1 to {MAX_COLUMNS} different ones")
         for name, number, least, most in (
@@ -116,8 +113,24 @@ def read_size(text: str, own: int, multiple: int = 8) -> tuple[int, int]:
     return sides
 
 
+def refuse_long(text: str, name: str = "prompt") -> None:
+    """Raises ValueError where a text is longer than is taken."""
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(
+            f"the {name} has {len(text):,} characters; at most {MAX_CHARACTERS:,} are taken. No encoder reads more than "
+            "its first thousand words anyway"
+        )
+
+
+def finite(value: Any, name: str) -> float:
+    """A number from what a browser sends for one; an empty field is an error that names it."""
+    if value is None or isinstance(value, bool) or not math.isfinite(float(value)):
+        raise ValueError(f"the {name} is {value!r}; expected a number")
+    return float(value)
+
+
 def whole(value: Any, name: str) -> int:
     """A whole number from what a browser sends for one; an empty field is an error that names it."""
-    if value is None or isinstance(value, bool) or float(value) != int(value):
+    if value is None or isinstance(value, bool) or not math.isfinite(float(value)) or float(value) != int(value):
         raise ValueError(f"the {name} is {value!r}; expected a whole number")
     return int(value)

@@ -30,10 +30,11 @@ def build_app(studio: Studio, *, may_add: bool = False) -> gr.Blocks:
 
 
 def _wire_drawing(page: Page, handlers: Handlers) -> None:
-    shown = [page.status, page.archive, *page.columns, *page.heads, *page.previews, *page.pictures]
+    shown = [page.status, page.sheet, page.archive, *page.columns, *page.heads, *page.previews, *page.pictures]
     results = [*shown, page.charts, page.sentences, page.attention]
     progress = {"show_progress": "full", "show_progress_on": page.status}
-    drawing = page.run.click(
+    drawing = gr.on(
+        [page.run.click, page.prompt.submit],
         handlers.draw,
         [page.visit, *page.inputs],
         [*results, page.visit, page.history, page.earlier],

@@ -35,8 +35,8 @@ from debias_diffusion.evaluation.fidelity import (
 from debias_diffusion.evaluation.fidelity_report import write_report
 from debias_diffusion.evaluation.results import header
 from debias_diffusion.sdxl.batches import Job, draw_batches
+from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
 from debias_diffusion.sdxl.generate import Settings, compare
-from debias_diffusion.sdxl.generate_command import load_pipeline
 from debias_diffusion.sdxl.judge import refuse_tested
 from debias_diffusion.sdxl.prompts import PromptLine, read_prompts
 from debias_diffusion.sdxl.record import SHEET, read_record, write_png
@@ -58,6 +58,7 @@ def fidelity(
     short: bool = False,
     prompts: Path | None = None,
     judge: str | None = None,
+    config: Path | None = None,
     steps: int = 25,
     guidance: float = 5.0,
     seed: int = 0,
@@ -79,6 +80,7 @@ def fidelity(
         short: Scenes whose captions fit 77 tokens, instead of captions of 100 to 200.
         prompts: File of prompts (.txt or .jsonl), in place of scenes.
         judge: Encoder that judges pictures of --prompts; never one that a set draws with.
+        config: Folder with the configuration of a one-file checkpoint, where there is no network.
         steps: Denoising steps.
         guidance: How much the prompt is exaggerated.
         seed: Of the scenes and the noise.
@@ -97,7 +99,7 @@ def fidelity(
     lines = read_prompts(prompts) if prompts else []
     sources = set_names(sets)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    base = load_pipeline(checkpoint_source(checkpoint), find_dtype("fp32" if place == "cpu" else "fp16"), None, None)
+    base = load_pipeline(checkpoint_source(checkpoint), find_dtype("fp32" if place == "cpu" else "fp16"), None, config)
     opened = open_sets(base.to(place), sources)
     flags: dict[str, Any] = {
         "checkpoint": checkpoint,
@@ -106,7 +108,7 @@ def fidelity(
         "steps": steps,
         "guidance": guidance,
     }
-    flags |= {"seed": seed, "scenes": None if prompts else scenes, "prompts": prompts, "judge": judge}
+    flags |= {"seed": seed, "scenes": None if prompts else scenes, "prompts": prompts, "judge": judge, "config": config}
     about = header("fidelity", [str(output), *(["--short"] if short and not prompts else [])], flags)
     if judge is not None:
         measured = measure_coverage(

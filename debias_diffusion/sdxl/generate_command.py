@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from diffusers import StableDiffusionXLPipeline
 
+from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
 from debias_diffusion.sdxl.generate import Settings, as_pipeline, compare, token_report
 from debias_diffusion.sdxl.generate import generate as generate_pictures
 from debias_diffusion.sdxl.prompts import PromptLine, read_prompts
@@ -98,15 +98,6 @@ def generate(
     cut = [row for line in lines for row in token_report(own, line, settings) if row.cut]
     said = [f"{row.slot} did not read: {' '.join(row.words_cut)}" for row in cut]
     return "\n".join([f"{count} pictures in {output}, side by side in contact-sheet.png", *said])
-
-
-def load_pipeline(base: str, dtype: torch.dtype, variant: str | None, config: Path | None) -> Any:
-    if base.endswith(".safetensors"):
-        named = {} if config is None else {"config": str(config)}
-        return StableDiffusionXLPipeline.from_single_file(base, dtype=dtype, **named)
-    if config is not None:
-        raise ValueError("--config belongs to a one-file checkpoint; a folder has its own")
-    return StableDiffusionXLPipeline.from_pretrained(base, dtype=dtype, variant=variant, use_safetensors=True)
 
 
 def _length(text: str) -> int | str:

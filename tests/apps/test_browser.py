@@ -110,6 +110,10 @@ def test_three_pictures_then_another_seed_then_back_to_the_first(visit, long_pro
     with page.expect_download() as download:
         page.locator("#archive").click()
     assert download.value.suggested_filename == "comparison.zip"
+    with page.expect_download() as download:
+        page.locator("#sheet").click()
+    assert download.value.suggested_filename == "contact-sheet.png"
+    assert read_record(download.value.path())["request"]["prompt"] == long_prompt
     assert page.outside == []
     assert page.errors == []
 
@@ -153,6 +157,25 @@ def test_two_visitors_at_once_wait_in_turn_and_keep_their_own(visit, served):
     assert "a dog" not in one.content()
 
 
+def test_who_cancels_while_waiting_is_not_drawn_for(visit, served):
+    one, two = visit(), visit()
+    ask(one, "a cat")
+    ask(two, "a dog")
+    with held(served.studio.device):
+        one.get_by_role("button", name="Compare").click()
+        one.get_by_text("Starting").wait_for()
+        two.get_by_role("button", name="Compare").click()
+        playwright.expect(two.locator("#status")).to_contain_text("queue: 1/1")
+        two.get_by_role("button", name="Cancel").click()
+        two.get_by_text("Cancelled.").wait_for()
+    one.get_by_text(re.compile("drawn in")).wait_for()
+    one.get_by_role("button", name="New seed").click()
+    playwright.expect(one.get_by_label("Seed", exact=True)).not_to_have_value("0")
+    draw(one)  # what waited before it would be done by now
+    assert two.get_by_text("Cancelled.").is_visible()
+    assert two.locator("#pictures0 img").count() == 0
+
+
 def draw_alone(visit: Open, prompt: str) -> bytes:
     page = visit()
     ask(page, prompt)
@@ -194,6 +217,9 @@ def test_everything_needed_is_reached_by_keyboard(visit):
     page.get_by_role("button", name="Analyse the prompt without drawing").focus()
     page.keyboard.press("Enter")
     page.get_by_text("Analysed; nothing was drawn.").wait_for()
+    ask(page, "a cat")
+    page.get_by_label("Prompt", exact=True).press("Shift+Enter")
+    page.get_by_text(re.compile("drawn in")).wait_for()
 
 
 def test_three_thousand_words_are_drawn_and_the_cut_is_said(visit):

@@ -63,6 +63,8 @@ def test_all_of_a_comparison_is_in_one_zip(studio, tmp_path):
         f"debias/{p.name}" for p in done.pictures["debias"]
     ]
     assert read_record(tmp_path / "unpacked" / names[-1])["seed"] == 1
+    sheet = read_record(tmp_path / "unpacked" / "contact-sheet.png")
+    assert {key: sheet[key] for key in about} == about  # one picture of all says by itself how it was made
 
 
 def test_a_drawing_stops_at_the_next_step_and_leaves_the_device_free(studio, tmp_path):

@@ -12,6 +12,9 @@ from apps.prompt_examples import PROSE, example_prompts
 from apps.reading_html import column_html, count_text, reading_html, status_html
 from apps.sentences import Drawn, drawn_things, read_sentences, read_shares, told_things
 from debias_diffusion.data.scenes import long_caption, make_scene, render, scene_rng
+from debias_diffusion.encoders.checkpoint import BPE_FILE
+from debias_diffusion.encoders.encoder import MINIATURE_FOLDER
+from debias_diffusion.encoders.tokens import Tokenizer
 from debias_diffusion.sdxl.generate import Settings
 from debias_diffusion.sdxl.prompts import PromptLine
 
@@ -51,7 +54,9 @@ def test_examples_are_longer_than_stock_reads_and_fit_248_tokens(studio):
     for title, text in PROSE.items():
         reports = studio.read("debias", PromptLine(text), Settings())
         assert all(100 <= report.num_tokens <= 240 for report in reports), title
-    for text in example_prompts(True).values():
+    tokenizer = Tokenizer(248, MINIATURE_FOLDER / BPE_FILE)
+    for title, text in example_prompts(True).items():
+        assert 100 <= len(tokenizer.encode(text)) <= 240, title
         assert sum(len(told_things(s.text)) for s in read_sentences(text)) >= 6
 
 
@@ -105,3 +110,12 @@ def test_a_look_is_a_share_of_attention_and_stops_where_reading_stops(studio, lo
     assert len(stock.starts) < len(sentences)
     alone = look(studio.find("debias"), sentences[0].text, sentences[:1])
     assert alone.similarity == pytest.approx([1.0])
+
+
+def test_it_is_said_where_nobody_scores_what_arrived():
+    sentences, looks = read_sentences("A cat sleeps."), {"stock": Look([1.0], [0.5], [0])}
+    shares, hint = {"stock": [1.0]}, "named by --judge"
+    assert hint in sentences_html(sentences, shares, looks, {"stock": [None]}, {})
+    assert hint not in sentences_html(sentences, shares, looks)  # nothing is drawn yet
+    assert hint not in sentences_html(sentences, shares, looks, {"stock": [Drawn(0, 1)]}, {})
+    assert hint not in sentences_html(sentences, shares, looks, {"stock": [None]}, {"stock": [0.2]})

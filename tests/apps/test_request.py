@@ -2,7 +2,7 @@
 
 import pytest
 
-from apps.request import MAX_CHARACTERS, Request, read_size, size_names
+from apps.request import MAX_CHARACTERS, Request, finite, read_size, size_names, whole
 
 
 def test_a_request_becomes_the_librarys_own_settings():
@@ -48,3 +48,13 @@ def test_every_offered_size_can_be_asked_for():
     for own in (32, 64, 512, 1024):
         for name in size_names(own):
             read_size(name, own)
+
+
+@pytest.mark.parametrize("value", [None, True, float("nan"), float("inf"), "many"])
+def test_an_empty_or_odd_field_is_no_number(value):
+    for read in (finite, whole):
+        with pytest.raises(ValueError, match=r"seed is .*; expected a|could not convert"):
+            read(value, "seed")
+    assert (finite(4.5, "seed"), whole(7.0, "seed")) == (4.5, 7)
+    with pytest.raises(ValueError, match="seed is 4.5; expected a whole number"):
+        whole(4.5, "seed")

@@ -311,7 +311,7 @@ def test_all_sets_of_encoders_get_the_same_noise_negative_and_settings(stock, sw
         248,
     ]
     with Image.open(tmp_path / "contact-sheet.png") as sheet:
-        assert sheet.size == (4 * 256, 36 + 2 * (256 + 36))
+        assert sheet.size == (4 * 256 + 3 * 4, 36 + 2 * (256 + 36))
 
 
 def test_the_noise_is_the_same_whatever_the_encoders_and_however_long_the_prompt(
