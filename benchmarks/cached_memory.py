@@ -3,12 +3,11 @@
 python benchmarks/cached_memory.py BATCH CHUNK
 """
 
-import resource
 import sys
-from pathlib import Path
 
 import torch
 from open_clip.model import CustomTextCLIP
+from timing import peak_bytes
 from torch import Tensor
 
 from debias_diffusion.training.cached import cached_features, split_pairs
@@ -19,6 +18,8 @@ CONFIG = {
     "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 64, "layers": 2, "head_width": 16},
     "text_cfg": {"context_length": 248, "vocab_size": 500, "width": 64, "heads": 4, "layers": 2},
 }
+GROUP = 64
+"""Pictures whose principal components are taken together."""
 
 
 def tiny_model() -> TwoBranchModel:
@@ -45,7 +46,7 @@ def tiny_inputs(batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def main(batch: int, chunk: int) -> None:
     """One step, then the most memory the process has held."""
-    rule = LossRule(0.1, pca_dim=8, pca_batch=64, pca_renormalise=False, label_smoothing=0.0, block=chunk)
+    rule = LossRule(0.1, pca_dim=8, pca_batch=GROUP, pca_renormalise=False, label_smoothing=0.0, block=chunk)
     model, inputs = tiny_model(), tiny_inputs(batch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     cached = cached_features(model, split_pairs(*inputs, chunk))
@@ -53,14 +54,6 @@ def main(batch: int, chunk: int) -> None:
     cached.backward(model)
     optimizer.step()
     print(peak_bytes())
-
-
-def peak_bytes() -> int:
-    """The most resident memory of this program alone: on Linux, what getrusage says includes the program that started it."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        return 1024 * int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 if __name__ == "__main__":

@@ -6,34 +6,78 @@ python benchmarks/demo_seeds.py runs/seed0 runs/seed1 runs/seed2
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from debias_diffusion.demo import COLUMNS
+from debias_diffusion.demo import COLUMNS, Table
 
 LOST = ("move_first_to_4", "remove_first")
+METRIC = "t2i_recall@1"
 
 
 def main(folders: list[str]) -> None:
-    """Prints a Markdown table and the ratio of losses."""
+    """Prints Markdown tables and the ratio of losses."""
     if not folders:
         sys.exit(__doc__)
     runs = [json.loads((Path(folder) / "results.json").read_text()) for folder in folders]
-    print(f"Text-to-image recall@1 in percent, mean (lowest to highest) of {len(runs)} seeds\n")
-    print("| | " + " | ".join(COLUMNS.values()) + " |\n| --- |" + " --- |" * len(COLUMNS))
-    for encoder in runs[0]:
-        cells = [_cell([run[encoder][name]["t2i_recall@1"] for run in runs]) for name in COLUMNS]
-        print(f"| {encoder} | " + " | ".join(cells) + " |")
-    print()
+    print("\n".join([f"Text-to-image recall@1 in percent, {over(len(runs))}", "", *recall_table(runs), ""]))
+    print("\n".join(["What is lost of it, in points", "", *lost_table(runs), "", *ratio_lines(runs)]))
+
+
+def over(seeds: int) -> str:
+    """What the cells of a table over so many seeds hold."""
+    return f"mean (lowest to highest) of {seeds} seeds" if seeds > 1 else "one seed"
+
+
+def recall_table(runs: Sequence[Table]) -> list[str]:
+    """Markdown lines: each encoder's recall under each perturbation, one `Table` of the demo a seed."""
+    rows = {
+        encoder: [cell([run[encoder][name][METRIC] for run in runs]) for name in COLUMNS if name in runs[0][encoder]]
+        for encoder in runs[0]
+    }
+    return markdown(list(COLUMNS.values()), rows)
+
+
+def lost_table(runs: Sequence[Table]) -> list[str]:
+    """Markdown lines: the points that each encoder's recall loses under each perturbation, against the full caption."""
+    names = [name for name in COLUMNS if name != "none"]
+    rows = {
+        encoder: [cell([lost(run[encoder], name) for run in runs]) for name in names if name in runs[0][encoder]]
+        for encoder in runs[0]
+    }
+    return markdown([COLUMNS[name] for name in names], rows)
+
+
+def ratio_lines(runs: Sequence[Table]) -> list[str]:
+    """A line for each perturbation that moves or removes the summary: DeBias's loss as a share of Long-CLIP's."""
+    lines = []
     for name in LOST:
-        ratios = [_lost(run, "debias", name) / _lost(run, "long-clip", name) for run in runs]
-        print(f"{COLUMNS[name]}: DeBias loses {_cell(ratios, 2)} times what Long-CLIP loses")
+        losses = [(lost(run["debias"], name), lost(run["long-clip"], name)) for run in runs]
+        if all(theirs > 0 for _, theirs in losses):
+            times = cell([ours / theirs for ours, theirs in losses], 2)
+            lines.append(f"{COLUMNS[name]}: DeBias loses {times} times what Long-CLIP loses")
+        else:
+            lines.append(f"{COLUMNS[name]}: Long-CLIP loses nothing with some seed, so there is no ratio")
+    return lines
 
 
-def _lost(run: dict[str, dict[str, dict[str, float]]], encoder: str, perturbation: str) -> float:
-    return run[encoder]["none"]["t2i_recall@1"] - run[encoder][perturbation]["t2i_recall@1"]
+def lost(row: dict[str, dict[str, float]], perturbation: str) -> float:
+    """The points that an encoder's recall loses under a perturbation."""
+    return row["none"][METRIC] - row[perturbation][METRIC]
 
 
-def _cell(values: list[float], digits: int = 1) -> str:
+def markdown(columns: Sequence[str], rows: dict[str, list[str]]) -> list[str]:
+    """Markdown lines of a table whose first column names its rows."""
+    head = ["| | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    return [*head, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())]
+
+
+def cell(values: Sequence[float], digits: int = 1) -> str:
+    """The mean, and where they differ the lowest and highest.
+
+    >>> cell([1, 2, 6])
+    '3.0 (1.0 to 6.0)'
+    """
     mean = sum(values) / len(values)
     if max(values) == min(values):
         return f"{mean:.{digits}f}"

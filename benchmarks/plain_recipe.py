@@ -5,7 +5,7 @@ full size; every feature from the graph of the whole batch. The loss is the same
 number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -67,9 +67,14 @@ def full_rows(tokens: TokenBatch, context_length: int) -> Tensor:
 
 def plain_text(clip: CustomTextCLIP, batch: Batch) -> Tensor:
     """Unit-norm text features (2 * batch, dim), full branch first: two passes over full rows."""
+    return torch.cat(list(plain_branches(clip, batch)))
+
+
+def plain_branches(clip: CustomTextCLIP, batch: Batch) -> Iterator[Tensor]:
+    """The same branch by branch, each (batch, dim), computed when it is asked for."""
     length, device = clip.text.context_length, clip.logit_scale.device
-    features = [clip.text(full_rows(branch, length).to(device)) for branch in (batch.full, batch.augmented)]
-    return F.normalize(torch.cat(features).float(), dim=-1)
+    for branch in (batch.full, batch.augmented):
+        yield F.normalize(clip.text(full_rows(branch, length).to(device)).float(), dim=-1)
 
 
 def real_pictures(count: int) -> list[Path] | None:

@@ -1,11 +1,16 @@
-"""Times several ways of one thing against each other, alternating, and the parts that each is made of."""
+"""Times several ways of one thing against each other, alternating, and the parts that each is made of; and memory."""
 
+import resource
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
 
 
 @dataclass
@@ -50,7 +55,7 @@ def alternate(ways: Mapping[str, Callable[[], object]], repeats: int, warmup: in
         for _ in range(warmup):
             run()
     timed = {name: Timed([], []) for name in ways}
-    for _ in range(repeats):
+    for _ in tqdm(range(repeats), desc=" / ".join(ways)[:40], unit="round", disable=None, leave=False):
         for name, run in ways.items():
             wall, processor = time.perf_counter(), time.process_time()
             run()
@@ -69,15 +74,21 @@ def table(title: str, timed: Mapping[str, Timed], unit: str, per_run: float) -> 
     lines = [
         f"### {title}",
         "",
-        f"| way | s | {unit}/s | times the speed | in processor time |",
+        f"| way | s, median of {len(first.wall)} | {unit}/s | times the speed | in processor time |",
         "|---|---|---|---|---|",
     ]
     for name, way in timed.items():
         pairs = [a / b for a, b in zip(first.wall, way.wall, strict=True)]
-        processor = statistics.median(first.processor) / max(1e-9, statistics.median(way.processor))
+        processor = ratio_in_processor_time(timed, name)
         ratio = f"{first.median / way.median:.2f} ({min(pairs):.2f} to {max(pairs):.2f}) | {processor:.2f}"
         lines.append(f"| {name} | {way.cell} | {per_run / way.median:.3g} | {ratio} |")
     return [*lines, ""]
+
+
+def ratio_in_processor_time(timed: Mapping[str, Timed], name: str) -> float:
+    """How many times the first way's speed a way has, by medians of processor seconds."""
+    first = next(iter(timed.values()))
+    return statistics.median(first.processor) / max(1e-9, statistics.median(timed[name].processor))
 
 
 def share_table(title: str, clocks: Mapping[str, Clock]) -> list[str]:
@@ -90,3 +101,20 @@ def share_table(title: str, clocks: Mapping[str, Clock]) -> list[str]:
         cells = (f"{seconds:.3g} s, {seconds / whole:.0%}" for seconds in medians.values())
         lines.append(f"| {way} | {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def peak_bytes() -> int:
+    """The most resident memory of this program alone: on Linux, what getrusage says includes the program that started it."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return 1024 * int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def forget_peak() -> bool:
+    """Begins `peak_bytes` anew from what is held now; says whether this system can."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

@@ -35,7 +35,9 @@ COLUMNS = {
     "last_3": "last 3 sentences",
     "short": "short caption",
 }
-TRAINED = {"long-clip": "miniature-long-clip", "debias": "miniature-debias"}
+RECIPES = ("long-clip", "debias")
+PRESET = {"softmax": "miniature-{}", "sigmoid": "miniature-siglip-{}"}
+"""The preset of a recipe, by the loss that the base was trained with."""
 
 APP = "debias-diffusion demo --app"
 """The command that shows the same encoders in pictures."""
@@ -61,7 +63,7 @@ def demo(
 
     Args:
         output: Folder of the run: results.json, table.md, figure.png, and one encoder folder each.
-        base: Encoder to start from.
+        base: Encoder to start from, such as miniature-siglip:base for the other family.
         seed: Seed of the training data, their order and augmentation; the test set stays the same.
         pairs: Held-out pairs that are measured on.
         steps: Fine-tuning steps instead of the preset's; 0 keeps it.
@@ -75,7 +77,7 @@ def demo(
         raise ValueError(f"pairs is {pairs}; ranking needs 2 or more")
     if steps < 0:
         raise ValueError(f"steps is {steps}; expected 1 or more, or 0 for the preset's")
-    for name in ("base", "stretched", *TRAINED):
+    for name in ("base", "stretched", *RECIPES):
         refuse_foreign_folder(output / name)
         if Path(base).resolve() == (output / name).resolve():
             raise ValueError(f"the base {base} lies where this run writes its own encoders; name another --output")
@@ -83,11 +85,11 @@ def demo(
     encoder = load_encoder(base)
     save_encoder(encoder, output / "base")
     save_encoder(encoder.stretched(PRESETS["miniature-debias"].context_length), output / "stretched")
-    for name, preset in TRAINED.items():
-        config = dataclasses.replace(PRESETS[preset], encoder=base, seed=seed, output=str(output / "training" / name))
-        folders[name] = str(
-            _train(dataclasses.replace(config, max_steps=steps or config.max_steps), output / name, fresh)
-        )
+    for name in RECIPES:
+        preset = PRESETS[PRESET[encoder.loss].format(name)]
+        config = dataclasses.replace(preset, encoder=base, seed=seed, max_steps=steps or preset.max_steps)
+        config = dataclasses.replace(config, output=str(output / "training" / name))
+        folders[name] = str(fine_tune(config, output / name, fresh))
     table = measure(folders, pairs)
     seconds = time.perf_counter() - started
     text = write_results(table, output)
@@ -113,7 +115,11 @@ def open_app() -> str:
     return ""
 
 
-def _train(config: TrainConfig, folder: Path, fresh: bool) -> Path:
+def fine_tune(config: TrainConfig, folder: Path, fresh: bool = False) -> Path:
+    """The folder of the encoder that `config` trains, `folder`: trained, resumed, or as an earlier call has left it.
+
+    What was left is taken only where its settings were these; `fresh` takes nothing.
+    """
     from debias_diffusion.training.loop import train
 
     run = Path(config.output)
