@@ -53,7 +53,7 @@ class MiniatureConfig:
 def make_siglip(config: MiniatureConfig) -> None:
     """Remakes the SigLIP's tokenizer from the vocabulary, then trains its base with it."""
     write_siglip_tokenizer(MINIATURE_FOLDER / BPE_FILE, SIGLIP_TOKENIZER)
-    make_base(BaseConfig(config.work / "base-siglip", "miniature-siglip"))
+    make_base(BaseConfig(config.work / "base-siglip", "miniature-siglip", steps=1200))
 
 
 def make_encoders(config: MiniatureConfig) -> None:
