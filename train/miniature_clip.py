@@ -139,7 +139,8 @@ def _card(config: BaseConfig, settings: dict[str, object], numbers: dict[str, fl
     bound = config.binding_steps and (
         "\n\nIn its last steps (`binding_steps`) a linear reader of the states before the last layer was trained along, by\n"
         "cross-entropy, to name the thing that each token has just told whole, as a UNet must read it there: see\n"
-        "train/miniature_binding.py."
+        "train/miniature_binding.py. Those steps saw the captions of drawings, mostly whole ones, and no short captions: hence\n"
+        "more of the whole captions found below, and fewer of the short ones, than by a base without them."
     )
     return f"""# The miniature's base encoder
 
