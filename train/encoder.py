@@ -7,9 +7,10 @@ PRESET is a row of debias_diffusion.config.PRESETS; every field can be set by it
   accelerate launch train/encoder.py debias-l14 --data sharegpt4v.json --image-root data --output runs/l14 --precision bf16
   accelerate launch train/encoder.py debias-b16 --data captions.jsonl --output runs/b16 --resume
   accelerate launch train/encoder.py miniature-debias --output runs/mini
-  accelerate launch train/encoder.py debias-bigg14 --data captions.jsonl --output runs/bigg --dry-run
+  accelerate launch train/encoder.py debias-bigg14 --data captions.jsonl --dry-run
 
---dry-run prints model size, memory, one batch as the text tower reads it and the first loss, and stops; nothing is written.
+--dry-run prints model size, memory, one batch as the text tower reads it and the first loss, and stops; nothing is written, so
+--output may be left out.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
         prog=f"train/encoder.py {preset}",
         description=__doc__,
     )
-    problems = config.problems()
+    problems = config.problems(rehearsing=rehearsing)
     if problems:
         return _fail("; ".join(problems)) if os.environ.get("RANK", "0") == "0" else 2
     return _run(config, rehearsing)

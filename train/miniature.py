@@ -27,7 +27,7 @@ from miniature_vae import VaeConfig, reconstruction_error, refine_decoder, train
 from miniature_vocabulary import write_siglip_tokenizer
 
 from debias_diffusion.config import PRESETS
-from debias_diffusion.encoders.checkpoint import load_encoder
+from debias_diffusion.encoders.checkpoint import load_encoder, replace_folder
 from debias_diffusion.encoders.encoder import MINIATURE_FOLDER
 from debias_diffusion.encoders.tokens import BPE_FILE
 from debias_diffusion.sdxl.slots import slot_from_encoder
@@ -57,27 +57,35 @@ def make_siglip(config: MiniatureConfig) -> None:
 
 
 def make_encoders(config: MiniatureConfig) -> None:
-    """Fine-tunes both bases as Long-CLIP and as DeBias, with the demo's presets."""
-    from debias_diffusion.training.loop import train
+    """Fine-tunes the text towers of both bases as Long-CLIP and as DeBias, gently."""
+    from debias_diffusion.demo import fine_tune
 
     for row, suffix in ROWS.items():
         for recipe in RECIPES:
-            run = config.work / f"training-{recipe}{suffix}"
-            preset = PRESETS[f"miniature-{recipe}"]
-            base = str(config.work / f"base{suffix}")
             tuned = dataclasses.replace(
-                preset, encoder=base, output=str(run), feature_cache=str(config.work / "features")
+                PRESETS[f"miniature-{recipe}"],
+                encoder=str(config.work / f"base{suffix}"),
+                output=str(config.work / f"training-{recipe}{suffix}"),
+                feature_cache=str(config.work / "features"),
+                **GENTLE,
             )
-            trained = train(dataclasses.replace(tuned, **GENTLE))
-            trained.rename(config.work / f"{recipe}{suffix}")
+            fine_tune(tuned, config.work / f"{recipe}{suffix}", fresh="encoders" in config.parts)
             print(f"{row}: {recipe} is trained")
+
+
+def keep(model: AutoencoderKL | UNet2DConditionModel, folder: Path) -> None:
+    """Saves a model in place of an earlier one, whole or not at all."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    replace_folder(partial, folder)
 
 
 def make_vae(config: MiniatureConfig) -> None:
     """Trains the autoencoder and says how well it keeps held-out pictures."""
     started = time.perf_counter()
     vae = refine_decoder(train_vae(config.vae), config.vae)
-    vae.save_pretrained(config.work / "vae")
+    keep(vae, config.work / "vae")
     error, minutes = reconstruction_error(vae), (time.perf_counter() - started) / 60
     print(f"vae: root mean square error {error:.1f} of 255 on held-out pictures, {minutes:.0f} minutes")
 
@@ -89,7 +97,7 @@ def make_unet(config: MiniatureConfig) -> None:
     vae = AutoencoderKL.from_pretrained(config.work / "vae")
     prepared = prepare(vae, slots, config.unet.drawings, config.unet.seed)
     unet: UNet2DConditionModel = train_unet(config.unet, prepared)
-    unet.save_pretrained(config.work / "unet")
+    keep(unet, config.work / "unet")
     print(f"unet: {(time.perf_counter() - started) / 60:.0f} minutes")
 
 
@@ -115,7 +123,6 @@ def main(config: MiniatureConfig) -> None:
     config.work.mkdir(parents=True, exist_ok=True)
     for part, (result, make) in PARTS.items():
         if part in config.parts or (not config.parts and not (config.work / result).exists()):
-            shutil.rmtree(config.work / result, ignore_errors=True)
             make(config)
     assemble(config.work, config.output)
     print(f"{config.output} is made")
