@@ -20,9 +20,10 @@ from debias_diffusion.data.shards import (
     picture_digest,
     read_shard_index,
     shard_name,
+    shard_next,
 )
 from debias_diffusion.data.shrink import Packed, Rule, packed_rows
-from debias_diffusion.data.text_files import json_document
+from debias_diffusion.data.text_files import counted, json_document, json_field
 
 _LEFT_OUT_FILE = "left_out.jsonl"
 _MEGABYTE = 1 << 20
@@ -43,8 +44,7 @@ def pack(
 
     A large picture's short side becomes SHORT_SIDE; smaller JPEGs are kept byte for byte, other pictures become JPEGs.
     Shards are tar files with a .jpg and a .json (key, caption) for each row; `train/encoder.py --data OUTPUT` takes the
-    folder. The same command goes on where an interrupted one stopped. What could not be read is in left_out.jsonl.
-    Example: `debias-diffusion pack sharegpt4v.json packed --image-root data`.
+    folder. The same command goes on where an interrupted one stopped. What is left out is named in left_out.jsonl.
 
     Args:
         source: ShareGPT4V's .json, a .jsonl manifest, or a folder of pictures with .txt beside them.
@@ -69,6 +69,7 @@ def pack(
     settings = {"source": pairs.name, "data": _digest(pairs), "short_side": short_side, "quality": quality}
     _claim(output, {**settings, "shard_mb": shard_mb})
     first, number = _progress(output)
+    is_done = first == len(pairs) and (output / INDEX_FILE).is_file()
     bar = tqdm(total=len(pairs), initial=first, desc="packing", unit="picture", disable=None)
     shard = _Shard(output, number, first)
     for index, result in packed_rows(pairs.pictures, first, rule, workers or os.cpu_count() or 1):
@@ -78,7 +79,8 @@ def pack(
             shard.close(index + 1)
             shard = _Shard(output, shard.number + 1, index + 1)
     bar.close()
-    return _finish(output, pairs, settings)
+    said = _finish(output, pairs, settings)
+    return f"nothing was left to do; {said}" if is_done else said
 
 
 @dataclass
@@ -146,6 +148,10 @@ def _claim(output: Path, settings: dict[str, Any]) -> None:
     file = output / SETTINGS_FILE
     if file.is_file():
         then = json_document(file)
+        if not isinstance(then, dict):
+            raise ValueError(
+                f"{file}: got a {type(then).__name__}, expected an object with settings; it is damaged, so name another folder"
+            )
         changed = [f"{k} {then.get(k)!r} -> {v!r}" for k, v in settings.items() if then.get(k) != v]
         if changed:
             raise ValueError(f"{output} was begun with other data or settings ({', '.join(changed)}); name another")
@@ -161,28 +167,35 @@ def _claim(output: Path, settings: dict[str, Any]) -> None:
 def _progress(output: Path) -> tuple[int, int]:
     """(next row, next shard) after the whole shards that are there."""
     row, number = 0, 0
-    while (index := read_shard_index(output, number)) is not None and index["first"] == row:
-        row, number = index["next"], number + 1
+    while (index := read_shard_index(output, number)) is not None:
+        row, number = shard_next(index, row, f"{output / shard_name(number)}.json"), number + 1
     return row, number
 
 
 def _finish(output: Path, pairs: Pairs, settings: dict[str, Any]) -> str:
     left_out, lines, rows, number = Counter(pairs.left_out), [], 0, 0
-    before = after = 0
+    row = before = after = 0
     while (index := read_shard_index(output, number)) is not None:
+        where = f"{output / shard_name(number)}.json"
+        row = shard_next(index, row, where)
         rows, number = rows + len(index["rows"]), number + 1
-        before, after = before + index["bytes_before"], after + index["bytes"]
+        before, after = before + json_field(index, "bytes_before", int, where), after + index["bytes"]
         left_out["unreadable_pictures"] += len(index["left_out"])
         lines += [json.dumps({"key": key, "reason": reason}) for key, reason in index["left_out"]]
+    lines += [json.dumps({"key": key, "reason": reason.replace("_", " ")}) for key, reason in pairs.named_left_out]
+    if row != len(pairs):
+        raise ValueError(
+            f"{output}: its shards end at row {row:,} of {len(pairs):,}; one is damaged, so delete the folder and pack again"
+        )
     left_out = +left_out
     _write(output / _LEFT_OUT_FILE, "".join(f"{line}\n" for line in lines))
     content = {"format": FORMAT, "rows": rows, "shards": number, "left_out": left_out, "bytes": after, **settings}
     _write(output / INDEX_FILE, json.dumps(content, indent=2) + "\n")
-    reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in left_out.items())
-    names = f" (unreadable ones by name: {output / _LEFT_OUT_FILE})" if lines else ""
+    reasons = ", ".join(counted(count, reason.replace("_", " ")) for reason, count in left_out.items())
+    names = f" (by name: {output / _LEFT_OUT_FILE})" if lines else ""
     return (
-        f"{output}: {rows:,} pairs in {number:,} shards, {after / 1e6:,.1f} MB for {before / 1e6:,.1f} MB of pictures; "
-        f"left out: {reasons or 'nothing'}{names}"
+        f"{output}: {counted(rows, 'pairs')} in {counted(number, 'shards')}, {after / 1e6:,.1f} MB for "
+        f"{before / 1e6:,.1f} MB of pictures; left out: {reasons or 'nothing'}{names}"
     )
 
 

@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pictures and their captions, row by row; `left_out` counts what the source held and these rows do not.
+    """Pictures and their captions, row by row; `left_out` counts what the source held and these rows do not, and
+    `named_left_out` names it: (key, reason as it is counted).
 
     Reading them touches no picture, so a missing or broken one shows only in `open`.
     """
@@ -34,6 +35,7 @@ class Pairs:
     captions: Sequence[str]
     pictures: Sequence[Path]
     left_out: dict[str, int] = field(default_factory=dict)
+    named_left_out: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.captions) == len(self.pictures):
@@ -132,7 +134,7 @@ def read_folder(folder: Path) -> Pairs:
     """Returns the pictures below `folder` that have a text file of the same name beside them, sorted by path.
 
     The whole text is the caption. Hidden files and folders are passed over; a picture without text, a text without
-    picture and a picture whose name is not UTF-8 are counted in `left_out`.
+    picture and a picture whose name is not UTF-8 are in `left_out`.
     """
     _require_folder(folder)
     names = sorted(_visible_files(folder))
@@ -143,16 +145,17 @@ def read_folder(folder: Path) -> Pairs:
     for name in pictures:
         if not _is_utf8(name):
             _log.warning("%s: left out %r: its name is not UTF-8; rename it", folder, os.fsencode(name))
-            gather.leave_out("pictures_not_named_in_utf8")
+            gather.leave_out("pictures_not_named_in_utf8", os.fsencode(name).decode("utf-8", "backslashreplace"))
             used.add(f"{os.path.splitext(name)[0]}.txt")
             continue
         text = f"{os.path.splitext(name)[0]}.txt"
         if text not in texts:
-            gather.leave_out("pictures_without_text")
+            gather.leave_out("pictures_without_text", name)
             continue
         used.add(text)
         gather.add(name, name, read_text(folder / text).strip())
-    gather.leave_out("texts_without_picture", len(texts - used))
+    for name in sorted(texts - used):
+        gather.leave_out("texts_without_picture", os.fsencode(name).decode("utf-8", "backslashreplace"))
     return gather.pairs(folder, folder.resolve().name, folder)
 
 
@@ -194,29 +197,31 @@ _EXPECTED = (
 
 
 class _Gather:
-    """Collects rows into packed columns and counts what is left out."""
+    """Collects rows into packed columns; counts and names what is left out."""
 
     def __init__(self) -> None:
         self.keys, self.images, self.captions = PackedStrings(), PackedStrings(), PackedStrings()
         self.left_out: dict[str, int] = {}
+        self.named_left_out: list[tuple[str, str]] = []
 
     def add(self, key: str, image: str, caption: str) -> None:
         if not caption.strip():
-            self.leave_out("empty_captions")
+            self.leave_out("empty_captions", key)
             return
         self.keys.append(key)
         self.images.append(image)
         self.captions.append(caption)
 
-    def leave_out(self, reason: str, count: int = 1) -> None:
-        if count:
-            self.left_out[reason] = self.left_out.get(reason, 0) + count
+    def leave_out(self, reason: str, key: str) -> None:
+        self.left_out[reason] = self.left_out.get(reason, 0) + 1
+        self.named_left_out.append((key, reason))
 
     def pairs(self, source: Path, name: str, root: Path) -> Pairs:
         if not len(self.captions):
             found = ", ".join(counted(count, reason.replace("_", " ")) for reason, count in self.left_out.items())
             raise ValueError(f"{source}: holds no picture with a caption ({found or 'it is empty'})")
-        return Pairs(name, self.keys, self.captions, PicturePaths(root, self.images), self.left_out)
+        pictures = PicturePaths(root, self.images)
+        return Pairs(name, self.keys, self.captions, pictures, self.left_out, self.named_left_out)
 
 
 def _key(row: dict[str, Any], image: str, where: str) -> str:

@@ -16,6 +16,7 @@ from debias_diffusion.data.text_files import json_document, json_field
 INDEX_FILE = "index.json"
 SETTINGS_FILE = "pack.json"
 FORMAT = "debias-diffusion shards 1"
+_AGAIN = "delete it with the shards after it and index.json, and pack again (a copy: copy them all again)"
 
 
 def is_packed(folder: Path) -> bool:
@@ -81,6 +82,8 @@ class ShardRows:
         for row in rows:
             try:
                 number, key, caption, offset, length, digest = row
+                if not caption.strip():
+                    raise ValueError("its caption is blank")
                 if not 0 <= offset <= offset + length <= size:
                     raise ValueError(f"bytes {offset} to {offset + length} of a shard of {size}")
                 for column, text in zip((self.keys, self.captions, self.digests), (key, caption, digest), strict=True):
@@ -137,14 +140,16 @@ class Shards:
         if json_field(index, "format", str, where) != FORMAT:
             raise ValueError(f"{where}: the format is {index['format']!r}, expected {FORMAT!r}; pack the data again")
         rows = ShardRows()
+        begin: int | None = 0
         for number in range(json_field(index, "shards", int, where)):
             beside, shard = f"{folder / shard_name(number)}.json", _whole_index(folder, number)
             rows.extend(number, json_field(shard, "rows", list, beside), beside, shard["bytes"])
+            begin = chained_next(shard, begin, beside)
         if len(rows) != json_field(index, "rows", int, where):
             raise ValueError(f"{where}: it names {index['rows']:,} rows, the shards hold {len(rows):,}; pack again")
         if not len(rows):
             raise ValueError(f"{folder}: holds no picture with a caption; {folder / 'left_out.jsonl'} says why")
-        return Shards(folder, rows, dict(index["left_out"]))
+        return Shards(folder, rows, left_out_counts(index, where))
 
 
 def read_shard_index(folder: Path, number: int) -> dict[str, Any] | None:
@@ -156,6 +161,43 @@ def read_shard_index(folder: Path, number: int) -> dict[str, Any] | None:
     if stem.with_suffix(".tar").stat().st_size != json_field(index, "bytes", int, f"{stem}.json"):
         return None
     return index
+
+
+def shard_next(index: dict[str, Any], begin: int, where: str) -> int:
+    """Returns the number of the row after a shard's last, where the shard begins with row `begin`.
+
+    Raises ValueError, opening with `where`, for an index that begins elsewhere, or whose rows and rows left out are fewer
+    or more than it says: each would lose rows or bring some twice.
+    """
+    first, after = json_field(index, "first", int, where), json_field(index, "next", int, where)
+    rows, left_out = json_field(index, "rows", list, where), json_field(index, "left_out", list, where)
+    if not all(isinstance(row, list) and list(map(type, row)) == [str, str] for row in left_out):
+        raise ValueError(f"{where}: 'left_out' holds other things than [key, reason]; {_AGAIN}")
+    if first != begin:
+        raise ValueError(f"{where}: its first row is {first:,}, expected {begin:,}; shards were swapped, so {_AGAIN}")
+    if len(rows) + len(left_out) != after - first:
+        raise ValueError(
+            f"{where}: {len(rows):,} rows and {len(left_out):,} left out, but it goes from row {first:,} to {after:,}; "
+            f"it is damaged, so {_AGAIN}"
+        )
+    return after
+
+
+def chained_next(index: dict[str, Any], begin: int | None, where: str) -> int | None:
+    """As `shard_next`, on reading: returns None, and checks nothing more, for a set that another program wrote without
+    numbering what its shards begin and end with."""
+    if begin is None or (begin == 0 and not index.keys() & {"first", "next"}):
+        return None
+    return shard_next(index, begin, where)
+
+
+def left_out_counts(index: dict[str, Any], where: str) -> dict[str, int]:
+    """Returns how many rows an index leaves out for each reason; raises ValueError, opening with `where`, for what is no
+    such count."""
+    counts = json_field(index, "left_out", dict, where)
+    for reason in counts:
+        json_field(counts, reason, int, f"{where}, 'left_out'")
+    return counts
 
 
 def _whole_index(folder: Path, number: int) -> dict[str, Any]:

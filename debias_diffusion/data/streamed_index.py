@@ -12,11 +12,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from debias_diffusion.data.shards import FORMAT, INDEX_FILE, ShardRows, shard_name
+from debias_diffusion.data.shards import FORMAT, INDEX_FILE, ShardRows, chained_next, left_out_counts, shard_name
 from debias_diffusion.data.streamed import StreamedShards
-from debias_diffusion.data.streamed_reader import RemoteFolder, StreamError
+from debias_diffusion.data.streamed_reader import RemoteFolder, StreamError, parent_and_name
 from debias_diffusion.data.streamed_tars import tar_index
-from debias_diffusion.data.text_files import json_field
+from debias_diffusion.data.text_files import counted, json_field
 
 DEFAULT_CACHE = Path("~/.cache/debias-diffusion/streams")
 _MOST_SHARDS = 100_000  # what five digits number
@@ -33,7 +33,7 @@ def open_streamed(url: str, cache: Path = DEFAULT_CACHE) -> StreamedShards:
     as the file at the url stays as it is. Raises ValueError for a shard that is not the size its index says, `StreamError`
     for what cannot be read.
     """
-    parent, _, last = url.removesuffix("/").rpartition("/")
+    parent, last = parent_and_name(url)
     if "*" in last or last.endswith(".tar"):
         folder = RemoteFolder(parent)
         names = [name for name in folder.names() if fnmatchcase(name, last)] if "*" in last else [last]
@@ -42,7 +42,7 @@ def open_streamed(url: str, cache: Path = DEFAULT_CACHE) -> StreamedShards:
     about = _packed_about(folder)
     if about is None:
         return _opened(url, folder, [name for name in folder.names() if name.endswith(".tar")], _tar_index, cache)
-    where = f"{folder.url}/{INDEX_FILE}"
+    where = folder.url_of(INDEX_FILE)
     shards = json_field(about, "shards", int, where)
     if not 0 < shards <= _MOST_SHARDS:
         raise ValueError(f"{where}: it names {shards:,} shards, expected 1 to {_MOST_SHARDS:,}")
@@ -52,30 +52,33 @@ def open_streamed(url: str, cache: Path = DEFAULT_CACHE) -> StreamedShards:
         raise ValueError(
             f"{where}: it names {about['rows']:,} rows, the shards hold {len(opened):,}; copy them all again"
         )
-    opened.left_out.update(json_field(about, "left_out", dict, where))
+    opened.left_out.update(left_out_counts(about, where))
     return opened
 
 
 def _opened(url: str, folder: RemoteFolder, names: list[str], index: _Index, cache: Path) -> StreamedShards:
     rows, left_out = ShardRows(), Counter[str]()
+    begin: int | None = 0
     documents = folder.together(lambda name: index(folder, name, cache.expanduser()), names)
     bar = tqdm(documents, total=len(names), desc="indexing", unit="shard", disable=None, leave=False)
     for number, document in enumerate(bar):
-        where = f"{folder.url}/{names[number]}"
+        where = folder.url_of(_beside(names[number]) if index is _packed_index else names[number])
         rows.extend(number, json_field(document, "rows", list, where), where, json_field(document, "bytes", int, where))
-        if isinstance(counted := document.get("left_out"), dict):  # packed shards name the rows, index.json counts them
-            left_out.update(counted)
+        if index is _packed_index:  # such shards name what is left out, index.json counts it
+            begin = chained_next(document, begin, where)
+        else:
+            left_out.update(left_out_counts(document, where))
     if not len(rows):
-        counts = ", ".join(f"{number:,} {reason.replace('_', ' ')}" for reason, number in left_out.items())
+        counts = ", ".join(counted(number, reason.replace("_", " ")) for reason, number in left_out.items())
         raise ValueError(
-            f"{url}: {len(names):,} .tar shards, and no picture with a caption ({counts or 'they are empty'})"
+            f"{url}: {counted(len(names), '.tar shards')}, and no picture with a caption ({counts or 'they are empty'})"
         )
     return StreamedShards(folder, names, rows, dict(left_out))
 
 
 def _packed_about(folder: RemoteFolder) -> dict[str, Any] | None:
     """What the folder's index.json says, or None where there is none."""
-    where = f"{folder.url}/{INDEX_FILE}"
+    where = folder.url_of(INDEX_FILE)
     try:
         about = _object(folder.read(INDEX_FILE), where)
     except StreamError as error:
@@ -88,25 +91,30 @@ def _packed_about(folder: RemoteFolder) -> dict[str, Any] | None:
 
 
 def _packed_index(folder: RemoteFolder, name: str, cache: Path) -> dict[str, Any]:
-    beside = f"{name.removesuffix('.tar')}.json"
-    document = _kept(folder, beside, cache, lambda: _object(folder.read(beside), f"{folder.url}/{beside}"))
-    size, expected = folder.size(name), json_field(document, "bytes", int, f"{folder.url}/{beside}")
+    beside = _beside(name)
+    where = folder.url_of(beside)
+    document = _kept(folder, beside, cache, lambda: _object(folder.read(beside), where))
+    size, expected = folder.size(name), json_field(document, "bytes", int, where)
     if size != expected:
         raise ValueError(
-            f"{folder.url}/{name}: {size:,} bytes, but its index says {expected:,}; it was cut short or changed, so copy "
+            f"{folder.url_of(name)}: {size:,} bytes, but its index says {expected:,}; it was cut short or changed, so copy "
             "the shard there again"
         )
     return document
 
 
+def _beside(name: str) -> str:
+    return f"{name.removesuffix('.tar')}.json"
+
+
 def _tar_index(folder: RemoteFolder, name: str, cache: Path) -> dict[str, Any]:
-    where = f"{folder.url}/{name}"
+    where = folder.url_of(name)
     return _kept(folder, name, cache, lambda: folder.passed(name, lambda file: tar_index(file, where)))
 
 
 def _kept(folder: RemoteFolder, name: str, cache: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `make` gives for a file, made once while the file stays as it is; a cache that fails costs time alone."""
-    key = hashlib.blake2b(f"{FORMAT}|{folder.url}/{name}|{folder.mark(name)}".encode(), digest_size=16).hexdigest()
+    key = hashlib.blake2b(f"{FORMAT}|{folder.url_of(name)}|{folder.mark(name)}".encode(), digest_size=16).hexdigest()
     path = cache / f"{key}.json"
     if path.is_file():
         try:

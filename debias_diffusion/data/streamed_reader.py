@@ -2,9 +2,10 @@
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
@@ -50,7 +51,6 @@ class _Connection(NamedTuple):
     process: int
     files: Any
     root: str
-    threads: ThreadPoolExecutor
 
 
 class RemoteFolder:
@@ -62,30 +62,37 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.removesuffix("/")
+        if "\0" in url:
+            raise ValueError(f"{url!r} holds a NUL character, which no address has; write the url without it")
+        root, path = _after_scheme(url)
+        self.url = root + (path.rstrip("/") or path[:1])
         self._opened: _Connection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "_opened": None}
 
+    def url_of(self, name: str) -> str:
+        """The url of one of its files."""
+        return self.url + ("" if self.url.endswith("/") else "/") + name
+
     def names(self) -> list[str]:
         """The names of the files, sorted."""
-        files, root = self._connection()[1:3]
+        _, files, root = self._connection()
         entries = self._tried(lambda: files.ls(root, detail=True), self.url)
         return sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
 
     def size(self, name: str) -> int:
         """The file's bytes."""
         files, path = self._file(name)
-        size = self._tried(lambda: files.info(path)["size"], f"{self.url}/{name}")
+        size = self._tried(lambda: files.info(path)["size"], self.url_of(name))
         if not isinstance(size, int):
-            raise StreamError(f"{self.url}/{name}: the server does not say how large it is; name another way to it")
+            raise StreamError(f"{self.url_of(name)}: the server does not say how large it is; name another way to it")
         return size
 
     def mark(self, name: str) -> str:
         """What changes once the file does, as far as its file system tells: for keeping what was read from it."""
         files, path = self._file(name)
-        return f"{self.size(name)}|{self._tried(lambda: files.ukey(path), f'{self.url}/{name}')}"
+        return f"{self.size(name)}|{self._tried(lambda: files.ukey(path), self.url_of(name))}"
 
     def read(self, name: str) -> bytes:
         """The file's whole content."""
@@ -99,17 +106,19 @@ class RemoteFolder:
             with files.open(path, "rb") as file:
                 return reading(file)
 
-        return self._tried(attempt, f"{self.url}/{name}")
+        return self._tried(attempt, self.url_of(name))
 
     def ranges(self, spans: Sequence[Span]) -> Iterator[bytes]:
         """Yields the bytes of each span in order, several asked for at a time."""
         return self.together(self._range, spans)
 
     def together(self, do: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """Yields `do(item)` in order, so many at a time that no more than these are held."""
-        threads = self._connection().threads
+        """Yields `do(item)` in order, so many at a time that no more than these are held; Ctrl-C waits for none."""
+        self._connection()
         for start in range(0, len(items), _THREADS):
-            yield from threads.map(do, items[start : start + _THREADS])
+            begun = [_begun(do, item) for item in items[start : start + _THREADS]]
+            for future in begun:
+                yield future.result()
 
     def _range(self, span: Span) -> bytes:
         files, path = self._file(span.name)
@@ -125,7 +134,7 @@ class RemoteFolder:
                 raise EOFError(f"{len(data):,} bytes came, {span.stop - span.start:,} were expected")
             return data
 
-        return self._tried(attempt, f"{self.url}/{span.name}, {span.what}")
+        return self._tried(attempt, f"{self.url_of(span.name)}, {span.what}")
 
     def _tried(self, attempt: Callable[[], Result], what: str) -> Result:
         for tries, delay in enumerate((*DELAYS, None), start=1):
@@ -148,7 +157,7 @@ class RemoteFolder:
 
     def _file(self, name: str) -> tuple[Any, str]:
         connection = self._connection()
-        return connection.files, f"{connection.root}/{name}"
+        return connection.files, f"{connection.root.rstrip('/')}/{name}"
 
     def _connection(self) -> _Connection:
         if self._opened is None or self._opened.process != os.getpid():
@@ -158,8 +167,39 @@ class RemoteFolder:
                 raise ValueError(
                     f"{self.url}: {error}; expected a url that fsspec reaches, such as hf://datasets/OWNER/NAME/FOLDER"
                 ) from error
-            self._opened = _Connection(os.getpid(), files, root.rstrip("/"), ThreadPoolExecutor(_THREADS))
+            self._opened = _Connection(os.getpid(), files, root.rstrip("/") or root)
         return self._opened
+
+
+def parent_and_name(url: str) -> tuple[str, str]:
+    """Returns the url of a file's folder, and the file's name; either keeps the "://".
+
+    >>> parent_and_name("file:///a/x.tar"), parent_and_name("memory://x.tar"), parent_and_name("file:///")
+    (('file:///a/', 'x.tar'), ('memory://', 'x.tar'), ('file:///', ''))
+    """
+    root, path = _after_scheme(url)
+    path = path.rstrip("/") or path[:1]
+    at = path.rfind("/") + 1
+    return root + path[:at], path[at:]
+
+
+def _after_scheme(url: str) -> tuple[str, str]:
+    scheme, mark, path = url.partition("://")
+    return (scheme + mark, path) if mark else ("", url)
+
+
+def _begun(do: Callable[[Item], Result], item: Item) -> "Future[Result]":
+    """`do(item)` on a thread that ends with the process: an executor's are waited for, however long a read takes."""
+    future: Future[Result] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(do(item))
+        except BaseException as error:  # handed on to whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
 
 
 def _said(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 import json
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,6 +13,32 @@ from debias_diffusion.data.shards import picture_digest
 
 _LARGEST = {"picture": 1 << 28, "text": 1 << 22}
 """Bytes beyond which a member is passed over: a name and a size in a tar cost nothing to write."""
+_LARGEST_EXTENSION = 1 << 20  # bytes of a header that holds long names; tarfile reads it whole, whatever size it claims
+_EXTENSIONS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+_SPARSE = "stored with holes (GNU sparse), which a shard's pictures and texts never are"
+_BROKEN = (tarfile.TarError, EOFError, ValueError, ArithmeticError, LookupError, RecursionError)
+"""What tarfile raises for headers that make no sense."""
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header, refused before tarfile follows a size that leads back, or reads one that nothing could hold."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0:
+            raise tarfile.ReadError(f"{header.name!r} has the size {header.size:,}")
+        if header.type in _EXTENSIONS and header.size > _LARGEST_EXTENSION:
+            raise tarfile.ReadError(f"the header {header.name!r} has the size {header.size:,}")
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError(f"{header.name!r} is {_SPARSE}")
+        return header
 
 
 @dataclass
@@ -50,29 +77,57 @@ def tar_index(file: Any, where: str) -> dict[str, Any]:
 
     A sample is a picture and a .txt, or a .json with "caption" (and "key"); other members are passed over, and names are
     keys, never paths. Returns `bytes`, `rows` ([number, key, caption, offset, size, digest] each) and `left_out`, counts
-    by reason. Raises ValueError, opening with `where`, for what is no tar or was cut.
+    by reason. Raises ValueError, opening with `where`, for what is no tar, was cut, or has headers that make no sense.
     """
     found, sample = _Rows(), None
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                stem, suffix = member_stem(member.name)
-                if not member.isfile() or not stem:
-                    continue
-                if sample is None or stem != sample.stem:
-                    found.add(sample)
-                    sample = _Sample(stem, stem)
-                _read_member(tar, member, suffix, sample, found.left_out, where)
+    file.seek(0, 2)
+    size = file.tell()
+    file.seek(0)
+    for tar, member in _members(file, size, where):
+        stem, suffix = member_stem(member.name)
+        if not member.isfile() or not stem:
+            continue
+        if sample is None or stem != sample.stem:
             found.add(sample)
-            file.seek(tar.offset)
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile stops in silence at a broken header
-                raise EOFError(f"after {tar.offset:,} bytes there is neither a member nor the mark of the end")
-            file.seek(0, 2)
-            return {"bytes": file.tell(), "rows": found.rows, "left_out": dict(+found.left_out)}
-    except (tarfile.TarError, EOFError) as error:
-        raise ValueError(
-            f"{where}: not a whole tar file ({error}); expected a WebDataset shard, not compressed"
-        ) from error
+            sample = _Sample(stem, stem)
+        _read_member(tar, member, suffix, sample, found.left_out, where)
+    found.add(sample)
+    return {"bytes": size, "rows": found.rows, "left_out": dict(+found.left_out)}
+
+
+def _members(file: Any, size: int, where: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """Yields the members one after another, each further on than the last; none is held, so memory does not grow."""
+    tar, end = None, 0
+    while True:
+        try:
+            if tar is None:
+                tar = tarfile.open(fileobj=file, mode="r:", tarinfo=_Header)  # noqa: SIM115  its file is the caller's
+            member = tar.next()
+            tar.members.clear()  # type: ignore[attr-defined]  # its stubs leave it out
+            if member is None:
+                file.seek(tar.offset)
+                if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # tarfile stops in silence at a broken one
+                    raise EOFError(f"after {tar.offset:,} bytes there is neither a member nor the mark of the end")
+                return
+            _check_place(member, end, tar.offset, size)
+            end = tar.offset
+        except _BROKEN as error:
+            raise ValueError(
+                f"{where}: not a whole tar file ({error}); expected a WebDataset shard, not compressed"
+            ) from error
+        yield tar, member
+
+
+def _check_place(member: tarfile.TarInfo, start: int, stop: int, size: int) -> None:
+    """Refuses a member that lies elsewhere than between the last one's end and the next one's start: an extended header
+    may give any size to it."""
+    if member.issparse():
+        raise tarfile.ReadError(f"{member.name!r} is {_SPARSE}")
+    held = member.size if member.isfile() else 0
+    if held < 0 or not start < member.offset_data <= member.offset_data + held <= stop:
+        raise tarfile.ReadError(f"{member.name!r} at byte {start:,} has the size {member.size:,}")
+    if stop > size:
+        raise EOFError(f"unexpected end of data: {member.name!r} ends at byte {stop:,} of {size:,}")
 
 
 def member_stem(name: str) -> tuple[str, str]:

@@ -53,8 +53,8 @@ def packed(source: Path, output: Path, **more) -> str:
 
 def test_rows_come_back_in_order_with_smaller_pictures(source, tmp_path):
     said = packed(source, tmp_path / "packed")
-    assert "11 pairs in 1 shards" in said
-    assert "1 empty captions, 2 unreadable pictures" in said
+    assert said.startswith(f"{tmp_path / 'packed'}: 11 pairs in 1 shard, ")
+    assert "1 empty caption, 2 unreadable pictures" in said
     before, after = open_pairs(source), open_pairs(tmp_path / "packed")
     kept = [i for i in range(len(before)) if before.keys[i] not in ("broken.jpg", "gone.jpg")]
     assert isinstance(after, Shards)
@@ -72,8 +72,29 @@ def test_rows_come_back_in_order_with_smaller_pictures(source, tmp_path):
 def test_what_is_left_out_is_named_with_its_reason(source, tmp_path):
     packed(source, tmp_path / "packed")
     lines = [json.loads(line) for line in (tmp_path / "packed" / "left_out.jsonl").read_text().splitlines()]
-    assert [line["key"] for line in lines] == ["broken.jpg", "gone.jpg"]
+    assert [line["key"] for line in lines] == ["broken.jpg", "gone.jpg", "1.jpg"]
     assert "no such file" in lines[1]["reason"]
+    assert lines[2]["reason"] == "empty captions"
+
+
+def test_pictures_and_texts_alone_are_named_too(source, tmp_path):
+    for name in ("0.txt", "alone.txt"):
+        (source.parent / name).write_text("A caption.")
+    said = packed(source.parent, tmp_path / "packed")
+    lines = [json.loads(line) for line in (tmp_path / "packed" / "left_out.jsonl").read_text().splitlines()]
+    found = {line["key"]: line["reason"] for line in lines}
+    assert found.pop("alone.txt") == "texts without picture"
+    assert set(found) == {path.name for path in source.parent.iterdir() if path.suffix in (".jpg", ".png")} - {"0.jpg"}
+    assert set(found.values()) == {"pictures without text"}
+    assert "1 pair in 1 shard" in said
+    assert "11 pictures without text, 1 text without picture" in said
+
+
+def test_a_second_run_says_that_nothing_was_left_to_do(source, tmp_path):
+    said = packed(source, tmp_path / "packed")
+    assert packed(source, tmp_path / "packed") == f"nothing was left to do; {said}"
+    (tmp_path / "packed" / "index.json").unlink()  # stopped before its last file
+    assert packed(source, tmp_path / "packed") == said
 
 
 def test_a_small_jpeg_is_kept_byte_for_byte(source, tmp_path):
@@ -107,6 +128,37 @@ def test_workers_and_interruptions_change_no_byte(source, tmp_path, monkeypatch)
         assert sorted(p.name for p in (tmp_path / other).iterdir()) == names
         for name in names:
             assert (tmp_path / other / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (other, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("pack.json", lambda it: [1], r"pack\.json: got a list, expected an object with settings"),
+        ("shard-00000.json", lambda it: [1], r"shard-00000\.json: got a list, expected an object"),
+        ("shard-00000.json", lambda it: {**it, "rows": it["rows"][1:]}, r"shard-00000\.json: 10 rows and 2 left out"),
+        ("shard-00000.json", lambda it: {**it, "first": 2, "next": 15}, r"shard-00000\.json: its first row is 2"),
+        ("shard-00000.json", lambda it: {**it, "next": "x"}, r"shard-00000\.json: 'next' is a string"),
+        ("shard-00000.json", lambda it: {**it, "bytes_before": "x"}, r"shard-00000\.json: 'bytes_before' is a string"),
+        (
+            "shard-00000.json",
+            lambda it: {**it, "left_out": [5, 6]},
+            r"shard-00000\.json: 'left_out' holds other things",
+        ),
+        (
+            "shard-00000.json",
+            lambda it: {**it, "rows": it["rows"] * 2, "next": it["next"] + len(it["rows"])},
+            "end at row 24 of 13",
+        ),
+    ],
+)
+def test_a_damaged_index_is_never_gone_on_from(source, tmp_path, name, change, why):
+    packed(source, tmp_path / "packed")
+    (tmp_path / "packed" / "index.json").unlink()
+    file = tmp_path / "packed" / name
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(ValueError, match=why):
+        packed(source, tmp_path / "packed")
+    assert not (tmp_path / "packed" / "index.json").exists()
 
 
 def test_other_data_or_settings_do_not_go_into_one_folder(source, tmp_path):

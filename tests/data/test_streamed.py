@@ -2,7 +2,10 @@
 
 import io
 import json
+import subprocess
+import sys
 import tarfile
+import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +28,7 @@ from debias_diffusion.data.shards import Shards
 from debias_diffusion.data.streamed import StreamedShards
 from debias_diffusion.data.streamed_index import open_streamed
 from debias_diffusion.data.streamed_reader import RemoteFolder, Span, StreamError
+from debias_diffusion.data.streamed_tars import tar_index
 from debias_diffusion.encoders.checkpoint import BPE_FILE
 from debias_diffusion.encoders.encoder import MINIATURE_FOLDER
 from debias_diffusion.encoders.tokens import Tokenizer
@@ -196,12 +200,53 @@ def test_changed_bytes_are_a_bad_picture(url):
     shards.open(0)
 
 
+def change_json(name: str, **fields) -> None:
+    """Gives fields of a JSON file of the set other values; None takes a field away."""
+    document = {**json.loads(Dropping().cat_file(f"/set/{name}")), **fields}
+    content = {key: value for key, value in document.items() if value is not None}
+    Dropping().pipe_file(f"/set/{name}", json.dumps(content).encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "why"),
+    [
+        ("index.json", {"left_out": None}, r"index\.json: the key 'left_out' is missing"),
+        ("index.json", {"left_out": [1]}, r"index\.json: 'left_out' is a list, expected an object"),
+        ("index.json", {"left_out": {"x": "y"}}, r"index\.json, 'left_out': 'x' is a string, expected a number"),
+        ("shard-00001.json", {"first": None}, r"shard-00001\.json: the key 'first' is missing"),
+        ("shard-00001.json", {"next": "x"}, r"shard-00001\.json: 'next' is a string"),
+        ("shard-00001.json", {"first": 3}, r"shard-00001\.json: its first row is 3, expected \d+; shards were swapped"),
+        ("shard-00001.json", {"next": 10**9}, r"shard-00001\.json: \d+ rows and 0 left out, but it goes from row"),
+        ("shard-00001.json", {"left_out": [5]}, r"shard-00001\.json: 'left_out' holds other things"),
+    ],
+)
+def test_a_damaged_index_is_named_at_a_url_and_in_a_folder(url, tmp_path, name, fields, why):
+    change_json(name, **fields)
+    with pytest.raises(ValueError, match=why):
+        open_streamed(url)
+    for file in Dropping().ls("/set", detail=False):
+        (tmp_path / Path(file).name).write_bytes(Dropping().cat_file(file))
+    with pytest.raises(ValueError, match=why):
+        Shards.read(tmp_path)
+
+
+def test_swapped_shards_are_refused(url):
+    for suffix in (".tar", ".json"):
+        one, two = f"/set/shard-00000{suffix}", f"/set/shard-00001{suffix}"
+        first, second = Dropping().cat_file(one), Dropping().cat_file(two)
+        Dropping().pipe_file(one, second)
+        Dropping().pipe_file(two, first)
+    with pytest.raises(ValueError, match=r"shard-00000\.json: its first row is \d+, expected 0; shards were swapped"):
+        open_streamed(url)
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
         ([0, "k", "c", 0, 10**12, "d"], "of a shard of"),
         ([0, "k", "c", -1, 5, "d"], "of a shard of"),
         ([0, "k", None, 0, 5, "d"], "is no row"),
+        ([0, "k", " \n", 0, 5, "d"], "its caption is blank"),
         ([0, "k", "c", 0, 5], "is no row"),
         ("rows", "is no row"),
     ],
@@ -308,3 +353,142 @@ def test_single_rows_are_shuffled_as_ever_and_blocks_begin_elsewhere_every_epoch
     starts = {int(epoch_order(1000, 7, epoch, 16)[0]) % 16 for epoch in range(20)}
     assert len(starts) > 8
     assert torch.equal(epoch_order(1000, 7, 3, 16), epoch_order(1000, 7, 3, 16))
+
+
+def tar_with(*members: tuple[str, bytes], pax: dict[str, str] | None = None) -> bytearray:
+    """A tar whose last member has these extended headers."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT if pax else tarfile.USTAR_FORMAT) as tar:
+        for number, (name, data) in enumerate(members, start=1):
+            info = tarfile.TarInfo(name)
+            info.size, info.pax_headers = len(data), dict(pax or {}) if number == len(members) else {}
+            tar.addfile(info, io.BytesIO(data))
+    return bytearray(buffer.getvalue())
+
+
+def set_header(data: bytearray, name: bytes, size: int, kind: bytes = b"0") -> None:
+    """Gives the member `name` a size in base 256, its type and the checksum that fits."""
+    at = data.index(name + b"\0")
+    header = data[at : at + 512]
+    header[124:136] = bytes([0o377 if size < 0 else 0o200]) + (size & ((1 << 88) - 1)).to_bytes(11, "big")
+    header[156:157], header[148:156] = kind, b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    data[at : at + 512] = header
+
+
+SAMPLE = (("a.jpg", b"x" * 600), ("a.txt", b"A caption."), ("b.bin", b"y" * 512), ("c.bin", b"z" * 512))
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "why"),
+    [
+        (-2048, b"0", r"'c\.bin' has the size -2,048"),  # back to b.bin's header: tarfile would go round for ever
+        (-2048, b"L", r"'c\.bin' has the size -2,048"),
+        (1 << 40, b"L", r"header 'c\.bin' has the size 1,099"),
+        (1 << 70, b"0", r"'c\.bin' ends at byte 1,180,"),
+        (1 << 40, b"0", r"unexpected end of data: 'c\.bin'"),
+        (512, b"S", r"'c\.bin' is stored with holes \(GNU sparse\)"),
+    ],
+)
+def test_a_header_that_leads_nowhere_ends_the_pass(size, kind, why):
+    data = tar_with(*SAMPLE)
+    set_header(data, b"c.bin", size, kind)
+    with pytest.raises(ValueError, match=rf"^here/x\.tar: not a whole tar file \(.*{why}"):
+        tar_index(io.BytesIO(data), "here/x.tar")
+
+
+@pytest.mark.parametrize(
+    ("pax", "why"),
+    [
+        ({"size": "-2048"}, r"'c\.bin' at byte .* has the size -2,048"),
+        ({"size": str(1 << 70)}, "unexpected end of data"),
+        ({"GNU.sparse.map": "0,x"}, "invalid literal"),
+        ({"GNU.sparse.map": "0,512", "GNU.sparse.size": "512"}, r"'c\.bin' is stored with holes"),
+        ({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}, "invalid literal|not enough values"),
+    ],
+)
+def test_extended_headers_that_make_no_sense_end_the_pass(pax, why):
+    with pytest.raises(ValueError, match=rf"^here/x\.tar: not a whole tar file \(.*({why})"):
+        tar_index(io.BytesIO(tar_with(*SAMPLE, pax=pax)), "here/x.tar")
+
+
+def test_a_broken_header_is_no_connection_fault():
+    data = tar_with(*SAMPLE)
+    set_header(data, b"c.bin", 1 << 70)
+    Dropping().pipe_file("/tars/x.tar", bytes(data))
+    Dropping.opened = []
+    with pytest.raises(ValueError, match=r"^dropping://tars/x\.tar: not a whole tar file"):
+        open_streamed("dropping://tars")
+    assert Dropping.opened.count("x.tar") == 1
+
+
+def test_long_names_and_odd_members_are_no_damage():
+    name = "folder/" + "n" * 180
+    data = tar_with((f"{name}.jpg", jpeg(3)), (f"{name}.txt", b"A caption."), pax={"comment": "mine"})
+    rows = tar_index(io.BytesIO(data), "x")["rows"]
+    assert [row[1:3] for row in rows] == [[name, "A caption."]]
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://", "memory:///", "memory://root.tar", "memory://*.tar", "memory:///root.tar/"]
+)
+def test_shards_at_a_file_systems_root_open(url):
+    memory = MemoryFileSystem()
+    memory.pipe_file("/root.tar", bytes(tar_with(("a.jpg", jpeg(9)), ("a.txt", b"A caption."))))
+    try:
+        shards = open_streamed(url)
+        assert list(shards.captions) == ["A caption."]
+        assert shards.open(0).size == (24, 20)
+    finally:
+        memory.rm_file("/root.tar")
+
+
+@pytest.mark.parametrize("url", ["file:///", "file:////"])
+def test_the_root_of_the_disk_is_a_folder(url):
+    folder = RemoteFolder(url)
+    assert folder.url == "file:///"
+    assert folder.url_of("x.tar") == "file:///x.tar"
+    assert set(folder.names()) == {path.name for path in Path("/").iterdir() if path.is_file()}
+    with pytest.raises(StreamError, match=r"^file:///nothing-here\.tar: there is no such file"):
+        open_streamed("file:///nothing-here.tar")
+
+
+def test_a_url_with_nul_is_refused():
+    with pytest.raises(ValueError, match=r"'file:///tmp/\\x00x' holds a NUL character"):
+        open_pairs("file:///tmp/\0x")
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from debias_diffusion.data.streamed_reader import RemoteFolder
+
+def stuck(begun):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    time.sleep(300)
+
+try:
+    list(RemoteFolder("memory://x").together(stuck, [0]))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_process_whose_read_is_stuck():
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], timeout=60, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "interrupted\n"), ended.stderr
+
+
+def test_what_is_read_together_comes_in_order_and_its_error_is_raised():
+    folder, gate = RemoteFolder("memory://x"), threading.Event()
+
+    def do(number: int) -> int:
+        if number == 0:
+            gate.wait(10)
+        gate.set()
+        if number == 20:
+            raise StreamError("twenty")
+        return number
+
+    assert list(folder.together(do, range(20))) == list(range(20))
+    with pytest.raises(StreamError, match="twenty"):
+        list(folder.together(do, range(30)))
