@@ -8,6 +8,7 @@ With nothing said it opens the miniature that is shipped. With real SDXL:
 
 import logging
 import os
+import signal
 import sys
 from itertools import chain
 from pathlib import Path
@@ -63,6 +64,7 @@ def compare(
         print(f"note: {note}", file=sys.stderr)
     # What is cut stands on the page; visitors' prompts stay out of the terminal.
     logging.getLogger("pipeline_debias_sdxl").setLevel(logging.ERROR)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl+C does, so that visitors' files go too
     app, url = launch(studio, host=host, port=port, share=share)
     print(f"Comparing {', '.join(studio.pipes)} of {checkpoint} at {url}  (Ctrl+C ends it)", flush=True)
     app.block_thread()

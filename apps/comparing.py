@@ -73,14 +73,14 @@ def run_comparison(
             progress=False,
         )
         seconds = time.perf_counter() - started
-    if request.blend != 1:
-        _record_blend(pictures, request.blend)
+    pictures = {name: [_sign(path, name, request.blend) for path in paths] for name, paths in pictures.items()}
     tokens = {name: studio.read(name, request.line, settings) for name in request.sets}
     done = Comparison(request, folder, pictures, tokens, seconds)
     about = _about(done, studio)
     with Image.open(done.sheet) as sheet:
         sheet.load()
-        write_png(sheet, done.sheet, (read_record(done.sheet) or {}) | about)
+        rows = [[path.name for path in row] for row in zip(*pictures.values(), strict=True)]
+        write_png(sheet, done.sheet, {"contact_sheet": rows} | about)
     _write_archive(done, about)
     return done
 
@@ -114,14 +114,15 @@ def stream_comparison(studio: Studio, request: Request, folder: Path) -> Iterato
         stop.set()
 
 
-def _record_blend(pictures: dict[str, list[Path]], blend: float) -> None:
-    for name, paths in pictures.items():
-        for path in paths if name != STOCK else ():
-            record = read_record(path)
-            if record is not None:
-                with Image.open(path) as image:
-                    image.load()
-                    write_png(image, path, record | {"blend": blend})
+def _sign(path: Path, name: str, blend: float) -> Path:
+    """The picture under a name that tells its set, once it is saved away from its folder; the record tells it too."""
+    signed = path.with_name(f"{name}-{path.name}")
+    more: dict[str, Any] = {"set": name} | ({"blend": blend} if blend != 1 and name != STOCK else {})
+    with Image.open(path) as image:
+        image.load()
+        write_png(image, signed, (read_record(path) or {}) | more)
+    path.unlink()
+    return signed
 
 
 def _about(done: Comparison, studio: Studio) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import gradio as gr
 
 from apps.comparing import Comparison, stream_comparison
 from apps.page import Page
-from apps.reading_html import preview_html, progress_html, reading_html, status_html, waiting_html
-from apps.request import MAX_COLUMNS, Request, finite, read_size, refuse_long, whole
+from apps.reading_html import is_progress, preview_html, progress_html, reading_html, status_html, waiting_html
+from apps.request import MAX_COLUMNS, Request, finite, read_length, read_size, refuse_empty, refuse_long, whole
 from apps.studio import Studio
 from apps.visit import Shown, Visit, WorkFolders, analyse, show
 from apps.watching import Step
@@ -34,13 +34,11 @@ class Handlers:
     def request(self, *values: Any) -> Request:
         """What the page's fields ask for; ValueError says what is wrong with one."""
         prompt, sets, negative, seed, num_seeds, steps, guidance, size, length, syntax, blend = values
-        unknown = [name for name in sets or () if name not in self.studio.pipes]
-        if unknown:
-            raise ValueError(f"no set of encoders is called {unknown[0]!r}; sets: {', '.join(self.studio.pipes)}")
+        chosen = self.studio.choose(sets)
         width, height = read_size(size, self.studio.own_size, self.studio.stock.vae_scale_factor)
         return Request(
             prompt or "",
-            tuple(name for name in self.studio.pipes if name in (sets or ())),
+            tuple(name for name in self.studio.pipes if name in chosen),
             negative or "",
             whole(seed, "seed"),
             whole(num_seeds, "number of seeds"),
@@ -67,17 +65,16 @@ class Handlers:
                 elif update := self._progress(event, request):
                     yield update
         except (ValueError, OSError, RuntimeError) as error:  # torch's own, such as no memory left, is a RuntimeError
-            yield self.idle(status_html(_sentence(error), is_error=True))
+            yield self._fail(error)
 
-    def idle(self, status: str) -> Updates:
-        """No drawing going on: the unfinished pictures go away."""
-        return {self.page.status: status} | {
-            preview: gr.update(value="", visible=False) for preview in self.page.previews
-        }
+    def stop(self, status: str | None) -> Updates:
+        """Says so, and clears what a drawing had begun; the drawing itself is stopped by its iterator being closed."""
+        cleared = self.page.cleared() if is_progress(status) else {}
+        return cleared | {self.page.status: status_html("Cancelled.")}
 
-    def stop(self) -> Updates:
-        """Says so; the drawing itself is stopped by its iterator being closed."""
-        return self.idle(status_html("Cancelled."))
+    def settle(self, status: str | None) -> Updates:
+        """A drawing that has ended with its bar still there was stopped: says so, after its last word."""
+        return self.stop(status) if is_progress(status) else {self.page.status: gr.skip()}
 
     def select(self, visit: Visit | None, event: gr.SelectData) -> Updates:
         """An earlier comparison again."""
@@ -91,7 +88,7 @@ class Handlers:
         try:
             sentences, attention = analyse(self.studio, self.request(*values))
         except ValueError as error:
-            return {self.page.status: status_html(_sentence(error), is_error=True)}
+            return self._fail(error)
         return {
             self.page.sentences: sentences,
             self.page.attention: attention,
@@ -124,7 +121,7 @@ class Handlers:
 
     # Endpoints
 
-    def api_compare(self, prompt: str, sets: list[str], negative: str, seed: float, num_seeds: float, steps: float,
+    def api_compare(self, prompt: str, sets: list[str] | str, negative: str, seed: float, num_seeds: float, steps: float,
                     guidance: float, size: str, length: str, syntax: str, blend: float) -> Iterator[Any]:  # fmt: skip
         """Pictures as PNG files with their records, set by set and seed by seed; what was read; and all as a zip."""
         values = (prompt, sets, negative, seed, num_seeds, steps, guidance, size, length, syntax, blend)
@@ -139,11 +136,11 @@ class Handlers:
         except (ValueError, OSError, TypeError, RuntimeError) as error:
             raise gr.Error(_sentence(error), print_exception=False) from error
 
-    def api_tokens(self, prompt: str, sets: list[str], length: str, syntax: str) -> Any:
+    def api_tokens(self, prompt: str, sets: list[str] | str, length: str, syntax: str) -> Any:
         """What each encoder of each set reads of a prompt."""
-
         try:
-            tokens = self._tokens(prompt, sets, length, syntax)
+            refuse_empty(prompt)
+            tokens = self._tokens(prompt, self.studio.choose(sets), length, syntax)
             return {name: [_report(row) for row in rows] for name, rows in tokens.items()}
         except (ValueError, TypeError) as error:
             raise gr.Error(_sentence(error), print_exception=False) from error
@@ -154,24 +151,22 @@ class Handlers:
 
     def _tokens(self, prompt: str, sets: Sequence[str], length: str, syntax: str) -> dict[str, list[TokenReport]]:
         refuse_long(prompt)
-        settings = Settings(max_length="auto" if length == "auto" else int(length), syntax=syntax)
+        settings = Settings(max_length=read_length(length), syntax=syntax)
         return {name: self.studio.read(name, PromptLine(prompt), settings) for name in dict.fromkeys(sets)}
 
     # Updates
 
     def _start(self, request: Request) -> Updates:
         page, size = self.page, (request.width or 1, request.height or 1)
-        updates: Updates = {page.status: progress_html("Starting", 0, 1)}
-        updates |= {part: gr.update(visible=False) for part in (page.sheet, page.archive)}
-        for number in range(MAX_COLUMNS):
-            used = number < len(request.sets)
-            updates[page.columns[number]] = gr.update(visible=used)
-            updates[page.pictures[number]] = gr.update(value=[], visible=False)
-            if used:
-                name = request.sets[number]
-                updates[page.heads[number]] = status_html(name)
-                updates[page.previews[number]] = gr.update(value=waiting_html(size, "waiting"), visible=True)
+        updates: Updates = page.cleared() | {page.status: progress_html("Starting", 0, 1)}
+        for number, name in enumerate(request.sets):
+            updates[page.columns[number]] = gr.update(visible=True)
+            updates[page.heads[number]] = status_html(name)
+            updates[page.previews[number]] = gr.update(value=waiting_html(size, "waiting"), visible=True)
         return updates
+
+    def _fail(self, error: Exception) -> Updates:
+        return self.page.cleared() | {self.page.status: status_html(_sentence(error), is_error=True)}
 
     def _progress(self, step: Step, request: Request) -> Updates:
         count, column = len(request.seeds), request.sets.index(step.set_name)
@@ -193,15 +188,13 @@ class Handlers:
         page, done = self.page, shown.comparison
         grid = math.ceil(math.sqrt(done.request.num_seeds))
         text = f"Seed {done.request.seed}" + (f" to {done.request.seeds[-1]}" if done.request.num_seeds > 1 else "")
-        updates = self.idle(status_html(f"{text}, {done.request.steps} steps: drawn in {done.seconds:.1f} s."))
-        for number in range(MAX_COLUMNS):
-            used = number < len(done.pictures)
-            updates[page.columns[number]] = gr.update(visible=used)
-            if used:
-                paths = list(done.pictures.values())[number]
-                captioned = [(str(p), f"seed {s}") for p, s in zip(paths, done.request.seeds, strict=True)]
-                updates[page.heads[number]] = shown.heads[number]
-                updates[page.pictures[number]] = gr.update(value=captioned, columns=grid, visible=True)
+        text += f", {done.request.steps} steps: drawn in {done.seconds:.1f} s."
+        updates: Updates = page.cleared() | {page.status: status_html(text)}
+        for number, paths in enumerate(done.pictures.values()):
+            captioned = [(str(p), f"seed {s}") for p, s in zip(paths, done.request.seeds, strict=True)]
+            updates[page.columns[number]] = gr.update(visible=True)
+            updates[page.heads[number]] = shown.heads[number]
+            updates[page.pictures[number]] = gr.update(value=captioned, columns=grid, visible=True)
         return updates | {
             page.sheet: gr.update(value=str(done.sheet), visible=True),
             page.archive: gr.update(value=str(done.archive), visible=True),

@@ -34,6 +34,21 @@ class Page:
     pictures: list[Any] = field(default_factory=list)
     named: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def results(self) -> list[Any]:
+        """All that a comparison shows, its status included."""
+        single = [self.status, self.sheet, self.archive, self.charts, self.sentences, self.attention]
+        return [*single, *self.columns, *self.heads, *self.previews, *self.pictures]
+
+    def cleared(self) -> dict[Any, Any]:
+        """Updates after which nothing of an earlier comparison is in sight; the status is for the caller to write."""
+        hidden: dict[Any, Any] = {
+            part: gr.update(visible=False) for part in (self.sheet, self.archive, self.charts, *self.columns)
+        }
+        hidden |= {part: gr.update(value="", visible=False) for part in self.previews}
+        hidden |= {part: gr.update(value=[], visible=False) for part in self.pictures}
+        return hidden | dict.fromkeys((self.sentences, self.attention, *self.heads), "")
+
     def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["named"][name]
@@ -49,6 +64,7 @@ def lay_out(studio: Studio, *, may_add: bool) -> Page:
         gr.Markdown(f"# {_TITLE}\n{_ABOUT}")
         _ask(page, studio)
         _answer(page, studio)
+        _explain(page)
         if may_add:
             _add(page)
     return page
@@ -79,8 +95,8 @@ def _ask(page: Page, studio: Studio) -> None:
                 page.named["run"] = gr.Button("Compare", variant="primary", elem_id="run", min_width=120)
                 page.named["cancel"] = gr.Button("Cancel", variant="stop", elem_id="cancel", min_width=120)
             page.named["analyse"] = gr.Button("Analyse the prompt without drawing", size="sm", elem_id="analyse")
-    with gr.Accordion("What each encoder reads", open=True):
-        page.named["reading"] = gr.HTML("", elem_id="reading")
+            # Here, and the pictures next: on a small screen whoever clicks must see at once that something happens.
+            page.named["status"] = gr.HTML("", elem_id="status", min_height=40)
     with gr.Accordion("More settings", open=False):
         negative = gr.Textbox("", label="Negative prompt (empty: none, as SDXL does)", lines=1, elem_id="negative")
         with gr.Row():
@@ -99,7 +115,6 @@ def _ask(page: Page, studio: Studio) -> None:
 
 
 def _answer(page: Page, studio: Studio) -> None:
-    page.named["status"] = gr.HTML("", elem_id="status", min_height=40)
     kind = ["small-pictures"] if studio.own_size <= 128 else []
     with gr.Row(equal_height=False):
         for number in range(MAX_COLUMNS):
@@ -121,6 +136,11 @@ def _answer(page: Page, studio: Studio) -> None:
     with gr.Row():
         for name, text in (("sheet", "Download side by side as PNG"), ("archive", "Download all as zip, with records")):
             page.named[name] = gr.DownloadButton(text, visible=False, elem_id=name, min_width=200)
+
+
+def _explain(page: Page) -> None:
+    with gr.Accordion("What each encoder reads", open=True):
+        page.named["reading"] = gr.HTML("", elem_id="reading")
     with gr.Accordion("Sentences and attention", open=True, visible=False) as charts:
         page.named["sentences"] = gr.HTML("", elem_id="sentences")
         page.named["attention"] = gr.HTML("", elem_id="attention")

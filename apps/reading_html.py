@@ -109,6 +109,11 @@ def progress_html(text: str, done: int, total: int) -> str:
     )
 
 
+def is_progress(html: str | None) -> bool:
+    """Whether a status is a bar, so that what it speaks of has not come to its end."""
+    return 'class="dd-progress"' in (html or "")
+
+
 def status_html(text: str, *, is_error: bool = False) -> str:
     """One line that a screen reader reads out."""
     return f'<p class="dd-{"error" if is_error else "status"}" role="{"alert" if is_error else "status"}">{escape(text)}</p>'

@@ -43,8 +43,7 @@ class Request:
     blend: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.prompt.strip():
-            raise ValueError("the prompt is empty; write what the picture should show, or choose an example")
+        refuse_empty(self.prompt)
         for name, text in (("prompt", self.prompt), ("negative prompt", self.negative)):
             refuse_long(text, name)
         if not 1 <= len(self.sets) <= MAX_COLUMNS or len(set(self.sets)) < len(self.sets):
@@ -58,8 +57,7 @@ class Request:
         ):
             if not least <= number <= most:
                 raise ValueError(f"the {name} is {number}; expected {least:,} to {most:,}")
-        if self.length not in LENGTHS:
-            raise ValueError(f"the length is {self.length!r}; lengths: {', '.join(LENGTHS)}")
+        read_length(self.length)
         if self.syntax not in SYNTAXES:
             raise ValueError(f"no prompt syntax is called {self.syntax!r}; syntaxes: {', '.join(SYNTAXES)}")
 
@@ -79,7 +77,7 @@ class Request:
             guidance_scale=self.guidance_scale,
             width=self.width,
             height=self.height,
-            max_length="auto" if self.length == "auto" else int(self.length),
+            max_length=read_length(self.length),
             syntax=self.syntax,
         )
 
@@ -111,6 +109,23 @@ def read_size(text: str, own: int, multiple: int = 8) -> tuple[int, int]:
             f"the size is {sides[0]} x {sides[1]}; each side must be a multiple of {multiple}, at most {2 * own}"
         )
     return sides
+
+
+def read_length(text: str) -> int | str:
+    """The library's `max_length` of one of `LENGTHS`.
+
+    >>> read_length("77"), read_length("auto")
+    (77, 'auto')
+    """
+    if text not in LENGTHS:
+        raise ValueError(f"the length is {text!r}; lengths: {', '.join(LENGTHS)}")
+    return "auto" if text == "auto" else int(text)
+
+
+def refuse_empty(text: str | None) -> None:
+    """Raises ValueError where a prompt says nothing."""
+    if not (text or "").strip():
+        raise ValueError("the prompt is empty; write what the picture should show, or choose an example")
 
 
 def refuse_long(text: str, name: str = "prompt") -> None:

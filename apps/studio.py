@@ -67,8 +67,7 @@ class Studio:
 
         A wrong name lists the right ones. The last blend of each set is kept.
         """
-        if name not in self.pipes:
-            raise ValueError(f"no set of encoders is called {name!r}; sets: {', '.join(self.pipes)}")
+        self.choose(name)
         if blend == 1 or name == STOCK:
             return self.pipes[name]
         if (name, blend) not in self._blended:
@@ -76,6 +75,16 @@ class Studio:
                 del self._blended[key]
             self._blended[name, blend] = blended_pipeline(self.stock, self.pipes[name], blend)
         return self._blended[name, blend]
+
+    def choose(self, sets: Any) -> list[str]:
+        """The names a visitor or a program chose: a list of them, or one by itself; a wrong name lists the right ones."""
+        names = [sets] if isinstance(sets, str) else sets
+        if not names or not isinstance(names, list | tuple):
+            raise ValueError(f"{sets!r} chooses no set of encoders; expected one or more of: {', '.join(self.pipes)}")
+        for name in names:
+            if name not in list(self.pipes):
+                raise ValueError(f"no set of encoders is called {name!r}; sets: {', '.join(self.pipes)}")
+        return list(names)
 
     def add(self, name: str, source: str) -> list[str]:
         """Adds a set from a folder (or encoder) and returns what should be known about it, in sentences.

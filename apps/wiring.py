@@ -1,5 +1,7 @@
 """The app whole: the page, its behaviour, and which click leads where."""
 
+from typing import Any
+
 import gradio as gr
 
 from apps.handlers import DEVICE, Handlers, new_seed
@@ -30,14 +32,12 @@ def build_app(studio: Studio, *, may_add: bool = False) -> gr.Blocks:
 
 
 def _wire_drawing(page: Page, handlers: Handlers) -> None:
-    shown = [page.status, page.sheet, page.archive, *page.columns, *page.heads, *page.previews, *page.pictures]
-    results = [*shown, page.charts, page.sentences, page.attention]
     progress = {"show_progress": "full", "show_progress_on": page.status}
     drawing = gr.on(
         [page.run.click, page.prompt.submit],
         handlers.draw,
         [page.visit, *page.inputs],
-        [*results, page.visit, page.history, page.earlier],
+        [*page.results, page.visit, page.history, page.earlier],
         api_visibility="private",
         trigger_mode="once",
         **progress,
@@ -46,21 +46,17 @@ def _wire_drawing(page: Page, handlers: Handlers) -> None:
     analysing = page.analyse.click(
         handlers.analyse,
         page.inputs,
-        [page.sentences, page.attention, page.charts, page.status],
+        page.results,
         api_visibility="private",
         **progress,
         **DEVICE,
     )
-    page.cancel.click(
-        handlers.stop,
-        None,
-        [page.status, *page.previews],
-        cancels=[drawing, analysing],
-        queue=False,
-        api_visibility="private",
-    )
+    quick = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+    page.cancel.click(handlers.stop, page.status, page.results, cancels=[drawing, analysing], **quick)
+    # A drawing ends with the step it is at, and what that reports comes after the answer to the click.
+    drawing.then(handlers.settle, page.status, page.results, trigger_mode="multiple", **quick)
     page.history.select(
-        handlers.select, page.visit, results, queue=False, show_progress="hidden", api_visibility="private"
+        handlers.select, page.visit, page.results, queue=False, show_progress="hidden", api_visibility="private"
     )
 
 
@@ -81,13 +77,21 @@ def _wire_endpoints(page: Page, handlers: Handlers) -> None:
     files = gr.File(file_count="multiple", visible=False, label="pictures")
     about, archive = gr.JSON(visible=False, label="about"), gr.File(visible=False, label="archive")
     tokens, names = gr.JSON(visible=False, label="tokens"), gr.JSON(visible=False, label="sets")
-    # The page's own field knows the choices of its start alone; handlers know those added since.
+    # The page's own fields refuse what is out of range with a traceback in the terminal, and that of the sets knows the
+    # choices of its start alone. The handlers say what is wrong.
     sets = gr.JSON(page.sets.value, visible=False, label="sets")
-    inputs = [sets if part is page.sets else part for part in page.inputs]
+    fields = {part: sets if part is page.sets else _plain(part) for part in page.inputs}
+    inputs = list(fields.values())
+    reads = [fields[part] for part in (page.prompt, page.sets, page.length, page.syntax)]
     hidden = [gr.Button(visible=False) for _ in range(3)]
     hidden[0].click(handlers.api_compare, inputs, [files, about, archive], api_name="compare", **DEVICE)
-    hidden[1].click(
-        handlers.api_tokens, [page.prompt, sets, page.length, page.syntax], tokens, api_name="tokens",
-        concurrency_limit=4,
-    )  # fmt: skip
+    hidden[1].click(handlers.api_tokens, reads, tokens, api_name="tokens", concurrency_limit=4)
     hidden[2].click(handlers.api_sets, None, names, api_name="sets", queue=False)
+
+
+def _plain(part: Any) -> Any:
+    """A field that takes any number or text: a text field itself, for any other a hidden one like it."""
+    if isinstance(part, gr.Textbox):
+        return part
+    kind = gr.Number if isinstance(part, gr.Slider | gr.Number) else gr.Textbox
+    return kind(part.value, visible=False, label=part.label)

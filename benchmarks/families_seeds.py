@@ -30,7 +30,7 @@ def main() -> None:
         "--families", nargs="+", default=["miniature", "miniature-siglip"], help="rows, or encoders to start from"
     )
     arguments = parser.parse_args()
-    families = {name: KeptRuns(name, arguments.output, arguments.pairs) for name in arguments.families}
+    families = {name: opened(name, arguments) for name in arguments.families}
     jobs = {name: jobs_of(runs, arguments.steps, arguments.seeds) for name, runs in families.items()}
     seconds = {name: runs.expected_seconds(list(jobs[name].values())) for name, runs in families.items()}
     print(f"about {sum(seconds.values()) / 60:.0f} minutes on one core", flush=True)
@@ -54,6 +54,14 @@ def arguments_of(description: str, name: str) -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, default=Path("runs/families"), help="what is kept between calls")
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"folder of {name}.md and .json")
     return parser
+
+
+def opened(source: str, arguments: argparse.Namespace) -> KeptRuns:
+    """The kept runs that start from `source`; a base that is not there, or is none, ends the benchmark with one line."""
+    try:
+        return KeptRuns(source, arguments.output, arguments.pairs)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
 def jobs_of(runs: KeptRuns, steps: int, seeds: list[int]) -> dict[str, Job]:

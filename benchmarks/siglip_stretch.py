@@ -13,7 +13,7 @@ import json
 import sys
 
 from demo_seeds import METRIC, cell, markdown, over
-from families_seeds import arguments_of
+from families_seeds import arguments_of, opened
 from kept_runs import Job, KeptRuns, Row
 
 from debias_diffusion import text_features
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--base", default="miniature-siglip", help="a row, or an encoder to start from")
     parser.set_defaults(seeds=[0])
     arguments = parser.parse_args()
-    runs = KeptRuns(arguments.base, arguments.output, arguments.pairs)
+    runs = opened(arguments.base, arguments)
     seeds = arguments.seeds if arguments.steps else []
     tuned = {job: [Job(job.length, job.rule, "debias", seed, arguments.steps) for seed in seeds] for job in STRETCHES}
     seconds = runs.expected_seconds([Job(), *STRETCHES, *(job for jobs in tuned.values() for job in jobs)])

@@ -108,19 +108,34 @@ class TrainConfig:
     resume: bool = False
     """Goes on from the newest checkpoint in `output`."""
 
-    def problems(self) -> list[str]:
-        """Impossible settings, one line each, found without loading anything."""
-        return [text for wrong, text in self._rules() if wrong]
+    def problems(self, *, rehearsing: bool = False) -> list[str]:
+        """Impossible settings, one line each, found without loading anything; a dry run, `rehearsing`, needs no output."""
+        return [text for wrong, text in self._rules(rehearsing) if wrong]
 
-    def _rules(self) -> list[tuple[bool, str]]:
-        groups = max(1, round(self.batch_size / self.pca_batch)) if self.pca_batch > 0 else 1
-        local = self.batch_size // groups
+    def _pca_pictures(self, pca_batch: int) -> int:
+        """Pictures in each group of a batch that components are computed over."""
+        return self.batch_size // (max(1, round(self.batch_size / pca_batch)) if pca_batch > 0 else 1)
+
+    def _pca_advice(self, local: int) -> str:
+        """Which of the two is the limit where `local` pictures are too few, and values that fit."""
+        dim = local // 2 if local > 2 else 0
+        if self.batch_size <= self.pca_dim + 1:
+            both = "--batch-size and --pca-batch" if 0 < self.pca_batch <= self.pca_dim + 1 else "--batch-size"
+            return f"--batch-size is the limit: lower --pca-dim (--pca-dim {dim} fits), or raise {both} above {self.pca_dim + 1}"
+        twice = 2 * self.pca_dim
+        enough = twice if self._pca_pictures(twice) > self.pca_dim + 1 else self.batch_size
+        return (
+            f"--pca-batch is the limit: raise it (--pca-batch {enough} fits), or lower --pca-dim (--pca-dim {dim} fits)"
+        )
+
+    def _rules(self, rehearsing: bool) -> list[tuple[bool, str]]:
+        local = self._pca_pictures(self.pca_batch)
         numbers = {k: v for k, v in dataclasses.asdict(self).items() if isinstance(v, float)}
         odd = [f"--{k.replace('_', '-')} {v}" for k, v in numbers.items() if not math.isfinite(v)]
         row = split_source(self.encoder)
         sigmoid = row is not None and SPECS[row[0]].family.loss == "sigmoid"
         return [
-            (not self.output, "--output is missing: name the folder of the run"),
+            (not self.output and (self.resume or not rehearsing), "--output is missing: name the folder of the run"),
             (not self.data, "--data is missing: a .json, a .jsonl, a folder, a url, or scenes"),
             (self.recipe not in RECIPES, f"--recipe {self.recipe!r} is unknown; recipes: {', '.join(RECIPES)}"),
             (self.splitter not in SPLITTERS, f"--splitter {self.splitter!r} is unknown; splitters: {', '.join(SPLITTERS)}"),
@@ -131,8 +146,7 @@ class TrainConfig:
             (self.pca_dim < 0 or self.pca_batch < 0, "--pca-dim and --pca-batch must not be negative"),
             (
                 0 < local <= self.pca_dim + 1 and self.pca_dim > 0,
-                f"--pca-dim is {self.pca_dim} but its batch holds {local} pictures; "
-                "raise --batch-size or --pca-batch above it, or lower --pca-dim",
+                f"--pca-dim is {self.pca_dim} but its batch holds {local} pictures, and {self._pca_advice(local)}",
             ),
             (
                 row is not None and self.context_length < SPECS[row[0]].context_length,

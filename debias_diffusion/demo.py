@@ -59,7 +59,7 @@ def demo(
 
     From one small base CLIP that reads 77 tokens, two 248-token encoders are fine-tuned on the same pictures and
     captions, as Long-CLIP and as DeBias-CLIP; then all four read held-out captions whose summary sentence was moved,
-    removed or pushed back. Examples: `debias-diffusion demo`, `debias-diffusion demo --seed 1 --output runs/seed1`.
+    removed or pushed back.
 
     Args:
         output: Folder of the run: results.json, table.md, figure.png, and one encoder folder each.

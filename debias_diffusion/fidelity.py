@@ -15,6 +15,7 @@ from debias_diffusion.data.drawings import Drawing, drawing_set, long_set
 from debias_diffusion.data.scene_reader import Reading, read_scene
 from debias_diffusion.data.scene_sheet import scene_sheet
 from debias_diffusion.data.scenes import SIZE
+from debias_diffusion.data.text_files import counted
 from debias_diffusion.encoders.checkpoint import load_encoder
 from debias_diffusion.encoders.encoder import Encoder
 from debias_diffusion.encoders.features import image_features
@@ -33,6 +34,7 @@ from debias_diffusion.evaluation.fidelity import (
     told_depths,
 )
 from debias_diffusion.evaluation.fidelity_report import write_report
+from debias_diffusion.evaluation.kept_run import keep_flags, refuse_other_run
 from debias_diffusion.evaluation.results import header
 from debias_diffusion.sdxl.batches import Job, draw_batches
 from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
@@ -64,11 +66,13 @@ def fidelity(
     seed: int = 0,
     batch_size: int = 16,
     device: str | None = None,
+    fresh: bool = False,
 ) -> str:
     """Draws the same prompts and noise with each set of encoders; returns how much of them arrives, by depth in tokens.
 
     With the miniature, scenes are known, and every described shape is looked for in the picture. With --prompts and
-    --judge, for real pictures, an independent encoder judges each sentence. Run again, it goes on where it stopped.
+    --judge, for real pictures, an independent encoder judges each sentence. Run again, it goes on where it stopped, and
+    from fewer scenes, seeds, prompts or sets to more.
 
     Args:
         output: Folder for pictures, results.json, table.md, report.html, figures and contact-sheet.png.
@@ -86,6 +90,7 @@ def fidelity(
         seed: Of the scenes and the noise.
         batch_size: Small pictures drawn at a time.
         device: Where to draw; a GPU where there is one.
+        fresh: Replaces what other flags have left in OUTPUT.
     """
     if not (2 <= scenes <= _MOST_SCENES and 1 <= seeds <= _MOST_SEEDS and seed >= 0):
         raise ValueError(
@@ -99,30 +104,41 @@ def fidelity(
     lines = read_prompts(prompts) if prompts else []
     sources = set_names(sets)
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    base = load_pipeline(checkpoint_source(checkpoint), find_dtype("fp32" if place == "cpu" else "fp16"), None, config)
-    opened = open_sets(base.to(place), sources)
     flags: dict[str, Any] = {
         "checkpoint": checkpoint,
-        "sets": sets,
-        "seeds": seeds,
         "steps": steps,
         "guidance": guidance,
+        "seed": seed,
+        "judge": judge,
     }
-    flags |= {"seed": seed, "scenes": None if prompts else scenes, "prompts": prompts, "judge": judge, "config": config}
-    about = header("fidelity", [str(output), *(["--short"] if short and not prompts else [])], flags)
+    kept = flags | {"short": short and not prompts, "device": place.partition(":")[0]}
+    growing: dict[str, Any] = {
+        "sets": sources,
+        "seeds": seeds,
+        "scenes": None if prompts else scenes,
+        "prompts": _by_number(lines),
+    }
+    if not fresh:
+        refuse_other_run(output, kept, growing)
+    base = load_pipeline(checkpoint_source(checkpoint), find_dtype("fp32" if place == "cpu" else "fp16"), None, config)
+    opened = open_sets(base.to(place), sources)
+    flags |= {"sets": sets, "seeds": seeds, "scenes": growing["scenes"], "prompts": prompts, "config": config}
+    about = header("fidelity", [str(output), *(["--short"] if kept["short"] else [])], flags)
+    settings = Settings(steps, guidance)
     if judge is not None:
-        measured = measure_coverage(
-            opened, load_encoder(judge, place), lines, range(seed, seed + seeds), output, Settings(steps, guidance)
-        )
-        title, said = f"{len(lines)} prompts", f"judged by {judge}, sentence by sentence."
+        judging = load_encoder(judge, place)
+        refuse_tested(judging, {name: one.pipe for name, one in opened.items()})
+        keep_flags(output, kept, growing)
+        measured = measure_coverage(opened, judging, lines, range(seed, seed + seeds), output, settings)
+        title, said = counted(len(lines), "prompts"), f"judged by {judge}, sentence by sentence."
     else:
         drawings = drawing_set(scenes, seed) if short else long_set(scenes, seed)
-        measured = measure_scenes(
-            opened, drawings, seeds, output, Settings(steps, guidance, SIZE, SIZE), seed=seed, batch_size=batch_size
-        )
+        settings = replace(settings, width=SIZE, height=SIZE)
+        keep_flags(output, kept, growing)
+        measured = measure_scenes(opened, drawings, seeds, output, settings, seed=seed, batch_size=batch_size)
         title = f"{scenes} held-out scenes " + ("within 77 tokens" if short else "of 100 to 200 tokens")
         said = "coloured shapes, 64 pixels wide: what is true of them need not be true of photographs."
-    text = f"{seeds} pictures of each by each set, {steps} steps, guidance {guidance:g}; {said}"
+    text = f"{counted(seeds, 'pictures')} of each by each set, {counted(steps, 'steps')}, guidance {guidance:g}; {said}"
     shown = write_report(title, [text, *measured.pop("lines", [])], about | measured, output)
     return f"{shown}\n{output}: report.html, table.md, results.json, figures, contact-sheet.png, and the pictures"
 
@@ -160,7 +176,8 @@ def measure_scenes(
         shown[name] = [job.path for job in jobs[::seeds]]
     _write_sheet(drawings, shown, output)
     lines = [
-        f"{name}: background right in {row['background']:.1f} % of pictures, {row['extra']:.2f} shapes where none was told."
+        f"{name}: background right in {row['background']:.1f} % of pictures, "
+        f"{row['extra']:.2f} shapes a picture where none was told."
         for name, row in about.items()
     ]
     return {"kind": "scenes", "lines": lines, "sets": about, "comparisons": compare_fidelity(observed)}
@@ -177,9 +194,8 @@ def measure_coverage(
     """What every set's pictures show of each sentence, by an independent encoder (see `evaluation.coverage`).
 
     A picture stands beside those of the other prompts by the same set from the same place in the list of seeds, or the
-    last that the prompt has.
+    last that the prompt has. The judge must be none that draws (`refuse_tested`).
     """
-    refuse_tested(judge, {name: one.pipe for name, one in sets.items()})
     lengths = {name: one.max_length for name, one in sets.items()}
     pipes = {name: one.pipe for name, one in sets.items()}
     drawn = compare(pipes, lines, seeds, output, settings=settings, max_lengths=lengths)
@@ -202,6 +218,11 @@ def _counter(sets: Mapping[str, OpenedSet]) -> Callable[[str], int]:
     """Tokens of a text as SDXL's second encoder reads it, SOT and EOT included."""
     tokenizer = next(iter(sets.values())).pipe.tokenizer_2
     return lambda text: len(tokenizer(text, verbose=False).input_ids)
+
+
+def _by_number(lines: Sequence[PromptLine]) -> dict[str, dict[str, Any]]:
+    """What each line says, without what it leaves open."""
+    return {str(i): {k: v for k, v in vars(line).items() if v is not None} for i, line in enumerate(lines)}
 
 
 def _open(path: Path) -> Image.Image:

@@ -53,6 +53,8 @@ class Series:
     x: Sequence[float | int]
     y: Sequence[float | int]
     intervals: Sequence[Sequence[float]] | None = None
+    look: int | None = None
+    """Number of its colour and mark, where these are to be the same in every figure; else its place in this one."""
 
 
 def curve_figure(title: str, x_label: str, y_label: str, series: Sequence[Series], *, every: int = 1) -> "Figure":
@@ -62,7 +64,8 @@ def curve_figure(title: str, x_label: str, y_label: str, series: Sequence[Series
     with _style():
         figure, axes = _figure(title, width=4.6)
         for number, one in enumerate(series):
-            colour, marker, dashes = (row[number % len(row)] for row in (_COLOURS, _MARKERS, _DASHES))
+            look = number if one.look is None else one.look
+            colour, marker, dashes = (row[look % len(row)] for row in (_COLOURS, _MARKERS, _DASHES))
             axes.plot(
                 one.x,
                 one.y,

@@ -21,12 +21,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands below it; `figures` are (path of a PNG beside the report, <svg> element)."""
+    """A heading with what stands below it; `figures` are (path of a PNG beside the report, <svg> element), `sheets` such
+    PNGs with <img> elements, folded away below the tables."""
 
     title: str
     lines: Sequence[str]
     tables: Sequence[Table]
     figures: Sequence[tuple[str, str]] = ()
+    sheets: Sequence[tuple[str, str]] = ()
 
 
 def to_markdown(title: str, sections: Sequence[Section], *, details: bool = True) -> str:
@@ -41,6 +43,7 @@ def to_markdown(title: str, sections: Sequence[Section], *, details: bool = True
             shown = table if details or table.num_brief is None else _brief(table, table.num_brief)
             blocks += [*([f"### {table.title}"] if table.title else []), _markdown_table(shown)]
             blocks += [table.note] if table.note else []
+        blocks += [f"![{Path(png).stem}]({png})" for png, _ in section.sheets if details]
     return printable("\n\n".join(blocks) + "\n")
 
 
@@ -55,6 +58,9 @@ def to_html(title: str, sections: Sequence[Section]) -> str:
                 f'<div class="figures">{"".join(f"<figure>{svg}</figure>" for _, svg in section.figures)}</div>'
             )
         body += [_html_table(table) for table in section.tables]
+        for png, image in section.sheets:
+            title_of = escape(Path(png).stem.replace("-", " ").capitalize())
+            body.append(f"<details><summary>{title_of}</summary><figure>{image}</figure></details>")
         body.append("</section>")
     return printable(_PAGE.format(title=escape(title), body="\n".join(body)))
 
@@ -124,6 +130,7 @@ th, td {{ padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
 tbody th {{ position: sticky; left: 0; background: var(--page); max-width: 11rem; overflow-wrap: anywhere; }}
 .figures {{ display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); }}
 figure {{ margin: 0; }} figure svg {{ display: block; width: 100%; height: auto; max-width: 44rem; }}
+figure img {{ display: block; max-width: 100%; height: auto; }}
 @media print {{ .table {{ overflow: visible; }} }}
 </style></head><body>
 {body}

@@ -25,9 +25,12 @@ LAUNCH_LINES = (
 )
 
 
-def check_config(config: TrainConfig) -> None:
-    """Refuses impossible settings and a folder that holds another run; raises ValueError with all that is wrong."""
-    problems = config.problems()
+def check_config(config: TrainConfig, *, rehearsing: bool = False) -> None:
+    """Refuses impossible settings and a folder that holds another run; raises ValueError with all that is wrong.
+
+    A dry run, `rehearsing`, may go without a folder.
+    """
+    problems = config.problems(rehearsing=rehearsing)
     base = source_context_length(config.encoder)
     if base is not None and config.context_length < base and not problems:
         problems = [
@@ -35,6 +38,8 @@ def check_config(config: TrainConfig) -> None:
         ]
     if problems:
         raise ValueError("; ".join(problems))
+    if not config.output:  # a dry run's: there is nothing it could meet
+        return
     folder = Path(config.output)
     refuse_foreign_folder(folder / "encoder")
     found = find_checkpoints(folder / "checkpoints")

@@ -63,9 +63,9 @@ def train(config: TrainConfig) -> Path:
 def dry_run(config: TrainConfig) -> str:
     """What `train(config)` would do, told without doing it: one forward pass is run, and no file or folder is written.
 
-    Raises ValueError for impossible settings, as `train` does.
+    Raises ValueError for impossible settings, as `train` does, but for a missing `output`.
     """
-    check_config(config)
+    check_config(config, rehearsing=True)
     accelerator = make_accelerator(config.precision)
     check_processes(config, accelerator)
     pairs = open_source(config)

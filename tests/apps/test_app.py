@@ -57,7 +57,9 @@ def test_the_endpoint_gives_the_pixels_and_records_of_compare(client, served, tm
     paths = [path for name in about["sets"] for path in alone[name]]
     assert about["sets"] == ["stock", "debias"]
     assert [pixels(file) for file in files] == [pixels(path) for path in paths]
-    assert [read_record(file) for file in files] == [read_record(path) for path in paths]
+    named = [read_record(path) | {"set": name} for name in about["sets"] for path in alone[name]]
+    assert [read_record(file) for file in files] == named
+    assert len({Path(file).name for file in files}) == 4  # they can lie in one folder
     assert [row["limit"] for row in about["tokens"]["stock"]] == [77, 77]
     assert Path(archive).suffix == ".zip"
 
@@ -67,8 +69,17 @@ def test_programs_can_ask_what_there_is_and_what_is_read(client, long_prompt):
     tokens = client.predict(prompt=long_prompt, sets=["debias"], length="77", syntax="plain", api_name="/tokens")
     assert [row["limit"] for row in tokens["debias"]] == [77, 77]
     assert tokens["debias"][0]["cut"]
-    with pytest.raises(AppError, match="at most 40,000 are taken"):
-        client.predict(prompt="x" * 40_001, sets=["debias"], length="77", syntax="plain", api_name="/tokens")
+    alone = client.predict(prompt=long_prompt, sets="debias", length="77", syntax="plain", api_name="/tokens")
+    assert alone == tokens
+    for change, message in (
+        ({"prompt": "x" * 40_001}, "at most 40,000 are taken"),
+        ({"prompt": " "}, "The prompt is empty"),
+        ({"sets": []}, "expected one or more of: stock"),
+        ({"length": "100"}, "lengths: auto, 77, 248"),
+    ):
+        asked = {"prompt": "a cat", "sets": ["debias"], "length": "77", "syntax": "plain"} | change
+        with pytest.raises(AppError, match=message):
+            client.predict(**asked, api_name="/tokens")
 
 
 @pytest.mark.parametrize(
@@ -77,14 +88,27 @@ def test_programs_can_ask_what_there_is_and_what_is_read(client, long_prompt):
         ({"prompt": "   "}, "The prompt is empty"),
         ({"sets": ["nothing"]}, "sets: stock, long-clip, debias"),
         ({"size": "1000 x 1000"}, "at most 64"),
+        ({"sets": "nothing"}, "called 'nothing'; sets: stock, long-clip, debias"),
         ({"seed": None}, "seed is None"),
+        ({"seed": -1}, "The seed is -1; expected 0 to"),
+        ({"steps": 0}, "The number of steps is 0; expected 1 to 150"),
+        ({"guidance": 99}, "The guidance is 99.0; expected 0 to 50"),
+        ({"length": "100"}, "lengths: auto, 77, 248"),
         ({"steps": 10_000}, "10000"),
         ({"prompt": "a (cat:1.3)"}, "is weighting, not words"),
     ],
 )
-def test_a_request_that_cannot_be_drawn_says_why(client, change, message):
+def test_a_request_that_cannot_be_drawn_says_why(client, change, message, capfd):
     with pytest.raises(AppError, match=message):
         client.predict(**(ASKED | change), api_name="/compare")
+    assert "Traceback" not in capfd.readouterr().err  # what a visitor gets wrong is no fault of the app
+
+
+def test_an_app_that_is_ended_leaves_no_files(start_app, folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with start_app("--checkpoint", str(folders["checkpoint"])):  # ended by SIGTERM
+        assert list(tmp_path.glob("debias-compare-*"))
+    assert not list(tmp_path.glob("debias-compare-*"))
 
 
 def test_three_thousand_words_are_drawn_and_what_was_cut_is_said(client):

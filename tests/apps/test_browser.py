@@ -3,6 +3,7 @@
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,8 +46,8 @@ def visit(browser, served) -> Iterator[Open]:
     """visit(width=1280, scheme="light"): the app's page in a browser session of its own, ready for clicks."""
     contexts = []
 
-    def opened(width: int = 1280, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    def opened(width: int = 1280, scheme: str = "light", height: int = 900) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(_PATIENCE)
@@ -138,6 +139,60 @@ def test_cancel_ends_a_drawing_and_the_next_one_works(visit):
     page.get_by_text("Cancelled.").wait_for()
     ask(page, "a cat")
     draw(page)
+
+
+def test_a_step_that_ends_after_cancel_does_not_bring_the_drawing_back(visit, served, long_prompt):
+    page = visit()
+    ask(page, long_prompt, steps=150)
+
+    def late(route: Any) -> None:
+        time.sleep(0.7)  # as if a step took so long: the bar moves on after the click
+        route.continue_()
+
+    page.route("**/cancel", late)
+    page.get_by_role("button", name="Compare").click()
+    page.locator(".dd-preview").first.wait_for()
+    with page.expect_response("**/cancel"):
+        page.get_by_role("button", name="Cancel").click()
+    playwright.expect(page.locator("#status")).to_have_text("Cancelled.")
+    page.wait_for_timeout(500)
+    playwright.expect(page.locator("#status")).to_have_text("Cancelled.")
+    playwright.expect(page.locator(".dd-preview, .dd-waiting, #head0, #head1")).to_have_count(0)
+
+
+def test_nothing_of_the_prompt_before_stays_beside_a_new_drawing_or_an_error(visit, served, long_prompt):
+    page = visit()
+    ask(page, long_prompt)
+    draw(page)
+    playwright.expect(page.locator("#sentences")).to_contain_text("yellow kite")
+    page.get_by_label("Prompt", exact=True).fill("a cat")
+    with held(served.studio.device):
+        page.get_by_role("button", name="Compare").click()
+        page.get_by_text("Starting").wait_for()
+        playwright.expect(page.locator("#head0")).to_have_text("stock")
+        playwright.expect(page.locator("#sentences, #attention, #pictures0, #archive")).to_have_count(0)
+    page.get_by_text(re.compile("drawn in")).wait_for()
+    playwright.expect(page.locator("#sentences")).to_contain_text("a cat")
+    page.get_by_label("Prompt", exact=True).fill(" ")
+    page.get_by_role("button", name="Compare").click()
+    playwright.expect(page.get_by_role("alert")).to_contain_text("The prompt is empty")
+    playwright.expect(page.locator("#head0, #sentences, #attention, #pictures0, #archive")).to_have_count(0)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844)])
+def test_what_a_click_does_is_seen_without_scrolling(visit, served, width, height, long_prompt):
+    page = visit(width, height=height)
+    page.get_by_label("Prompt", exact=True).fill(long_prompt)
+    button = page.get_by_role("button", name="Compare")
+    with held(served.studio.device):
+        button.click()
+        page.get_by_text("Starting").wait_for()
+        button.scroll_into_view_if_needed()
+        playwright.expect(page.locator("#status")).to_be_in_viewport(ratio=1)
+        playwright.expect(page.locator("#preview0")).to_be_in_viewport()
+        page.get_by_role("button", name="Cancel").click()
+    box = page.locator("#reading .dd-prompt-text")
+    assert box.evaluate("e => e.scrollHeight - e.clientHeight") <= 1  # the whole text: where stock stops is the point
 
 
 def test_two_visitors_at_once_wait_in_turn_and_keep_their_own(visit, served):

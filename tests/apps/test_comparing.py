@@ -42,7 +42,10 @@ def test_pictures_are_those_of_compare_with_previews_or_without(studio, long_pro
     )
     for name, paths in alone.items():
         assert [pixels(path) for path in done.pictures[name]] == [pixels(path) for path in paths]
-        assert [read_record(path) for path in done.pictures[name]] == [read_record(path) for path in paths]
+        assert [read_record(path) for path in done.pictures[name]] == [
+            read_record(path) | {"set": name} for path in paths
+        ]
+        assert [path.name for path in done.pictures[name]] == [f"{name}-{path.name}" for path in paths]
     assert [(s.set_name, s.picture, s.done) for s in steps] == [
         (name, picture, step) for name in request.sets for picture in (0, 1) for step in (1, 2, 3)
     ]
@@ -65,6 +68,8 @@ def test_all_of_a_comparison_is_in_one_zip(studio, tmp_path):
     assert read_record(tmp_path / "unpacked" / names[-1])["seed"] == 1
     sheet = read_record(tmp_path / "unpacked" / "contact-sheet.png")
     assert {key: sheet[key] for key in about} == about  # one picture of all says by itself how it was made
+    assert sheet["contact_sheet"] == [list(row) for row in zip(*about["pictures"].values(), strict=True)]
+    assert not {path.name for path in done.folder.glob("*/*.png")} - {name.split("/")[-1] for name in names}
 
 
 def test_a_drawing_stops_at_the_next_step_and_leaves_the_device_free(studio, tmp_path):
@@ -129,3 +134,17 @@ def test_a_set_that_cannot_be_had_says_why(studio, tmp_path, folders):
     with pytest.raises(ValueError, match="no folder is given"):
         studio.add("new", "  ")
     assert list(studio.pipes) == ["stock", "long-clip", "debias"]
+
+
+def test_sets_are_chosen_by_a_name_or_by_several(studio):
+    assert studio.choose("debias") == ["debias"]
+    assert studio.choose(["debias", "stock"]) == ["debias", "stock"]
+    for wrong, message in (
+        ("d", r"called 'd'; sets: stock, long-clip, debias"),
+        ([["stock"]], "is called"),
+        ([], "expected one or more of: stock"),
+        (None, "None chooses no set"),
+        ({"debias": 1}, "expected one or more of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            studio.choose(wrong)

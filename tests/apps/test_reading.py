@@ -54,6 +54,7 @@ def test_examples_are_longer_than_stock_reads_and_fit_248_tokens(studio):
     for title, text in PROSE.items():
         reports = studio.read("debias", PromptLine(text), Settings())
         assert all(100 <= report.num_tokens <= 240 for report in reports), title
+    assert next(iter(example_prompts(True))) == "Scene, 9 shapes"  # it shows most of what the page is about
     tokenizer = Tokenizer(248, MINIATURE_FOLDER / BPE_FILE)
     for title, text in example_prompts(True).items():
         assert 100 <= len(tokenizer.encode(text)) <= 240, title

@@ -77,6 +77,15 @@ def test_both_families_are_tuned_measured_kept_and_told_apart(start, siglip, tin
     assert json.loads(file.read_text()) == first
 
 
+@pytest.mark.parametrize(("name", "flag"), [("families_seeds", "--families"), ("siglip_stretch", "--base")])
+def test_a_base_that_is_missing_is_one_line(start, name, flag, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        start(name, flag, "no/such/base", "--output", tmp_path, "--results", tmp_path)
+    assert str(stop.value.code).startswith(f"{name}.py: ")
+    assert "no/such/base" in str(stop.value.code)
+    assert "\n" not in str(stop.value.code)
+
+
 def test_a_base_made_anew_is_measured_anew(start, siglip, tmp_path):
     from kept_runs import KeptRuns
     from safetensors.torch import load_file, save_file

@@ -169,8 +169,34 @@ def test_the_report_holds_every_set_its_chance_and_the_differences(observed, tmp
     }  # fmt: skip
     main = depth_tables(content)[0]
     assert main.header == ("tokens", "26-50", "51-77", "78-110", "111-150", "151-248", "1-77", "78-248", "1-248")
-    assert [cells[0] for cells in main.rows] == ["stock", "stock: chance", "whole", "whole: chance"]
+    assert [cells[0] for cells in main.rows] == ["stock", "stock: chance", "whole", "whole: chance", "number of things"]
+    assert main.rows[-1][-1] == str(2 * sum(len(drawing.described) for drawing in LONG))
     axes = depth_figures("scenes", sets)["all"].axes[0]
     labels = [line.get_label() for line in axes.get_lines()]
     assert labels == ["stock", "whole", "chance"]
     assert list(axes.get_lines()[0].get_ydata()) == [100, 100, 0, 0, 0]
+
+
+def test_bins_of_few_things_are_marked_and_not_drawn():
+    few = [3, 4, 5]  # 26-50, 51-77, 78-110
+    told = [depth for depth, count in zip((30, 60, 90), few, strict=True) for _ in range(count)]
+    drawing = Drawing(Scene((), "grey"), "", (Thing("star", "red", (0, 0), False),) * len(told))
+    rows = fidelity_rows(observe([[Reading("grey", drawing.described[:1])]], [drawing], [told]))
+    content = {"kind": "scenes", "sets": {"one": {"rows": rows}}, "comparisons": []}
+    main = depth_tables(content)[0]
+    assert main.rows[0] == ("one", "fewer than 5", "fewer than 5", *["100.0 [100.0, 100.0]"] * 4)[: len(main.header)]
+    assert main.rows[1] == ("number of things", "3", "4", "5", "7", "5", "12")
+    assert depth_figures("scenes", content["sets"]) == {}  # one bin makes no curve
+
+
+def test_a_set_looks_the_same_whatever_stands_beside_it(observed):
+    rows = {"rows": fidelity_rows(observed["stock"])}
+
+    def colours(*names: str) -> dict[str, str]:
+        axes = depth_figures("scenes", dict.fromkeys(names, rows))["all"].axes[0]
+        return {line.get_label(): line.get_color() for line in axes.get_lines()}
+
+    every = colours("stock", "stretched", "long-clip", "debias", "mine")
+    assert len(set(every.values())) == 5
+    assert colours("mine", "debias", "stock") == {name: every[name] for name in ("mine", "debias", "stock")}
+    assert colours("debias") == {"debias": every["debias"]}

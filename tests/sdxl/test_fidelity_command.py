@@ -38,11 +38,16 @@ def results(output: Path) -> dict[str, Any]:
 def test_the_command_leaves_pictures_numbers_table_figure_and_sheet(run):
     output, said = run
     assert {path.name for path in output.iterdir()} == {
-        "stock", "long", "contact-sheet.png", "results.json", "table.md", "report.html", "all.png", "colour-and-place.png"
+        "stock", "long", "contact-sheet.png", "results.json", "table.md", "report.html", "all.png", "colour-and-place.png",
+        "settings.json",
     }  # fmt: skip
+    assert '<img alt="Contact sheet' in (output / "report.html").read_text()
+    assert "![contact-sheet](contact-sheet.png)" in (output / "table.md").read_text()
     for name in ("stock", "long"):
         assert len(list((output / name).iterdir())) == 6
     assert "3 held-out scenes of 100 to 200 tokens" in said
+    assert "2 pictures of each by each set, 1 step, " in said
+    assert "shapes a picture where none was told" in said
     assert "need not be true of photographs" in said
     content = results(output)
     assert content["kind"] == "scenes"
@@ -74,9 +79,32 @@ def test_a_second_run_draws_nothing_again_and_a_larger_one_goes_on(run, checkpoi
     assert {k: v for k, v in results(output).items() if k != "date"} == {k: v for k, v in before.items() if k != "date"}
 
 
+def test_other_flags_touch_nothing_unless_asked_to(run, checkpoint, slots_248):
+    output, _ = run
+    before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
+    with pytest.raises(
+        ValueError, match=r"run with other flags \(--steps 1 -> 2\); name another OUTPUT, or add --fresh"
+    ):
+        fidelity(output, checkpoint, ("stock", f"long={slots_248}"), scenes=3, **QUICK | {"steps": 2})
+    assert {path: path.stat().st_mtime_ns for path in output.rglob("*")} == before
+
+
+def test_a_run_grows_and_is_replaced_when_asked(checkpoint, tmp_path):
+    asked: dict[str, Any] = {"scenes": 2, "short": True, **QUICK}
+    fidelity(tmp_path / "out", checkpoint, ("stock",), **asked | {"seeds": 1})
+    first = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "stock").iterdir()}
+    fidelity(tmp_path / "out", checkpoint, ("stock",), **asked)
+    assert {path: path.stat().st_mtime_ns for path in first} == first
+    assert len(list((tmp_path / "out" / "stock").iterdir())) == 4
+    fidelity(tmp_path / "out", checkpoint, ("stock",), **asked | {"steps": 2}, fresh=True)
+    assert read_record(tmp_path / "out" / "stock" / "0000-0.png")["settings"]["steps"] == 2
+
+
 def test_short_scenes_fit_and_one_set_has_no_differences(checkpoint, tmp_path):
     said = fidelity(tmp_path / "out", checkpoint, ("stock",), scenes=2, short=True, **QUICK)
     assert "2 held-out scenes within 77 tokens" in said
+    assert "1-77" in said
+    assert "1-248" not in said  # it would say the same again
     content = results(tmp_path / "out")
     assert content["comparisons"] == []
     assert " --short " in content["command"]

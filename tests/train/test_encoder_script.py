@@ -26,9 +26,15 @@ def arguments(encoder, data, output, *more):
     ]  # fmt: skip
 
 
-def run(*args, **env):
+def run(*args, cwd=None, **env):
     return subprocess.run(
-        [sys.executable, SCRIPT, *args], env=ENV | env, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, SCRIPT, *args],
+        env=ENV | env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=cwd,
     )
 
 
@@ -64,7 +70,10 @@ def test_what_is_impossible_is_one_line_before_torch_is_loaded(tmp_path):
 
 
 def test_a_dry_run_prints_what_would_be_done_and_writes_nothing(tiny_folder, pair_folder, tmp_path):
-    result = run(*arguments(tiny_folder, pair_folder, tmp_path / "run", "--dry-run"))
+    words = arguments(tiny_folder, pair_folder, "", "--dry-run")
+    place = words.index("--output")
+    del words[place : place + 2]  # it writes nothing, so it needs no folder
+    result = run(*words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     for part in ("text tower ", "memory       about ", "first loss   ", "augmented  ", "[pad x ", "steps        6"):
         assert part in result.stdout
