@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from diffusers import DiffusionPipeline
 
 from apps.blend import blended_pipeline
@@ -144,8 +143,3 @@ def open_studio(
     studio = Studio({STOCK: own}, {STOCK: "the checkpoint's own"}, judge)
     notes = [f"{name}: {note}" for name, source in sets.items() for note in studio.add(name, source)]
     return studio, notes
-
-
-def default_device() -> str:
-    """Where to draw when nothing is said: a GPU where there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "demo": ("", "--seed 1 --output runs/seed1", "--base miniature-siglip:base --output runs/siglip"),
     "evaluate": (
         "runs/demo/base runs/demo/long-clip runs/demo/debias",
         "ViT-B-16:openai runs/b16/encoder --benchmarks urban1k docci coco --root data",
@@ -49,13 +50,27 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "compare-results": ("runs/evaluation runs/other/results.json",),
     "attention": ("runs/demo/long-clip runs/demo/debias --benchmark miniature:400",),
     "zero-shot": ("ViT-B-16:openai runs/b16/encoder --dataset cifar10 --root data",),
+    "pack": ("sharegpt4v.json packed --image-root data", "my-pictures packed --short-side 384"),
     "export": (
         "runs/l14/encoder slots --slot text_encoder",
         "runs/bigg14/encoder slots --slot text_encoder_2",
-        "sd_xl_base_1.0.safetensors from_sdxl --to encoder --slot text_encoder",
+        "sd_xl_base_1.0.safetensors from_sdxl --to encoder --slot text_encoder --base ViT-L-14:openai",
+    ),
+    "drift": (
+        "miniature:debias miniature",
+        "slots ViT-L-14:openai --slot text_encoder --prompts prompts.txt --output drift.json",
+    ),
+    "generate": (
+        "miniature pictures --prompt 'A red star in the top left.' --seed 0 1 --text-encoder miniature:debias",
+        "stabilityai/stable-diffusion-xl-base-1.0 pictures --prompts prompts.txt --text-encoder slots --compare-with-base",
+    ),
+    "fidelity": (
+        "runs/fidelity --scenes 20 --seeds 2",
+        "runs/fidelity-short --short --sets stock miniature:debias",
+        "runs/fidelity-sdxl --checkpoint sdxl-folder --sets stock mine=slots --prompts prompts.txt --judge ViT-B-16:openai",
     ),
 }
-"""Words that follow a command, shown in its help; the demo's and others' stand in their own descriptions."""
+"""Words that follow a command, shown in its help."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -110,7 +125,7 @@ def _run(arguments: list[str]) -> None:
 def _description(name: str, command: Callable[..., Any]) -> str:
     """What the command does, from its docstring, and lines to type."""
     says = (inspect.getdoc(command) or "").partition("\n\nArgs:")[0]
-    lines = [f"  debias-diffusion {name} {words}" for words in EXAMPLES.get(name, ())]
+    lines = [f"  debias-diffusion {name} {words}".rstrip() for words in EXAMPLES.get(name, ())]
     return "\n".join([says, "", "Examples:", *lines]) if lines else says
 
 

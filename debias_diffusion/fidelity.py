@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from PIL import Image
 from tqdm import tqdm
 from tyro.conf import Positional, arg
@@ -38,6 +37,7 @@ from debias_diffusion.evaluation.kept_run import keep_flags, refuse_other_run
 from debias_diffusion.evaluation.results import header
 from debias_diffusion.sdxl.batches import Job, draw_batches
 from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
+from debias_diffusion.sdxl.devices import find_device
 from debias_diffusion.sdxl.generate import Settings, compare
 from debias_diffusion.sdxl.judge import refuse_tested
 from debias_diffusion.sdxl.prompts import PromptLine, read_prompts
@@ -103,7 +103,7 @@ def fidelity(
         )
     lines = read_prompts(prompts) if prompts else []
     sources = set_names(sets)
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    place = find_device(device)
     flags: dict[str, Any] = {
         "checkpoint": checkpoint,
         "steps": steps,

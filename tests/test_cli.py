@@ -38,7 +38,9 @@ def test_every_command_exists_and_says_what_it_does(name):
 
 
 def test_examples_are_shown_and_hold_flags_that_exist():
+    assert EXAMPLES.keys() == COMMANDS.keys()
     for name, examples in EXAMPLES.items():
+        assert examples
         module, function = COMMANDS[name][0].split(":")
         command = getattr(importlib.import_module(module), function)
         flags = {parameter.replace("_", "-") for parameter in inspect.signature(command).parameters}
@@ -46,7 +48,7 @@ def test_examples_are_shown_and_hold_flags_that_exist():
         assert shown.startswith(inspect.getdoc(command).splitlines()[0])
         assert "Args:" not in shown
         for words in examples:
-            assert f"debias-diffusion {name} {words}" in shown
+            assert f"debias-diffusion {name} {words}".rstrip() in shown
             assert {word[2:] for word in words.split() if word.startswith("--")} <= flags
 
 

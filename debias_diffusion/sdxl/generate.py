@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps is {self.steps}; expected 1 or more")
+        if not (math.isfinite(self.guidance_scale) and self.guidance_scale >= 0):
+            raise ValueError(f"guidance_scale is {self.guidance_scale}; expected a finite number, 0 or more")
         if self.max_length != "auto" and (isinstance(self.max_length, str) or self.max_length < 3):
             raise ValueError(f"max_length is {self.max_length!r}; expected 'auto' or 3 or more")
         read_prompt("", self.syntax)
@@ -150,6 +153,7 @@ def compare(
     if unknown or len(sets) < 1:
         raise ValueError(f"max_lengths names {unknown or 'nothing'}; sets: {', '.join(sets) or 'none'}")
     for name in sets:
+        refuse_report_name(name)
         if not re.fullmatch(r"\w[\w.+-]*", name):
             raise ValueError(f"a set is called {name!r}; names become folders: letters, digits and . + - _ only")
     pipes = {name: as_pipeline(source, base) for name, source in sets.items()}
@@ -164,6 +168,13 @@ def compare(
     labels = [f"seed {seed}: {line.prompt}" for line in lines for seed in _seeds(line, seeds)]
     write_contact_sheets(Path(output), list(paths), list(zip(labels, zip(*paths.values(), strict=True), strict=True)))
     return paths
+
+
+def refuse_report_name(name: str) -> None:
+    """Raises ValueError for a set of encoders whose folder would be in the way of a report's file."""
+    files = ("results.json", SHEET, "table.md", "report.html")
+    if name.lower() in files:
+        raise ValueError(f"a set is called {name!r}, as a file of the report is; files: {', '.join(files)}")
 
 
 def as_pipeline(source: DiffusionPipeline | EncoderSet, base: DiffusionPipeline | None = None) -> Any:
@@ -202,7 +213,11 @@ def _as_lines(prompts: Sequence[str | PromptLine], negative: str | None) -> list
 
 
 def _seeds(line: PromptLine, seeds: Sequence[int]) -> Sequence[int]:
-    return seeds if line.seed is None else [line.seed]
+    chosen = seeds if line.seed is None else [line.seed]
+    for seed in chosen:
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(f"--seed {seed}, or a prompt's own, is too large; seeds go from -2**63 to 2**63 - 1")
+    return chosen
 
 
 def _slug(prompt: str) -> str:

@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 
 from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
+from debias_diffusion.sdxl.devices import find_device
 from debias_diffusion.sdxl.generate import Settings, as_pipeline, compare, token_report
 from debias_diffusion.sdxl.generate import generate as generate_pictures
 from debias_diffusion.sdxl.prompts import PromptLine, read_prompts
@@ -79,9 +79,9 @@ def generate(
     encoders = {name: slots_source(source) for name, source in named if source is not None}
     if compare_with_base and not encoders:
         raise ValueError("--compare-with-base needs other encoders: give --text-encoder or --text-encoder-2")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = find_device(device)
     pipe = load_pipeline(
-        checkpoint_source(base), find_dtype(dtype or ("fp32" if device == "cpu" else "fp16")), variant, config
+        checkpoint_source(base), find_dtype(dtype or ("fp32" if device.startswith("cpu") else "fp16")), variant, config
     )
     if offload:
         pipe.enable_model_cpu_offload(device=device)

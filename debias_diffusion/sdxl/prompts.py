@@ -3,9 +3,10 @@
 import copy
 import difflib
 import importlib.util
+import itertools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ SYNTAXES: dict[str, Callable[[PromptText], PromptText]] = {"plain": lambda text:
 """How a prompt's brackets are read: as characters, or as weights. The pipeline refuses plain text with obvious weights."""
 
 _FILE = "pipeline_debias_sdxl.py"
+_MANY, _NEAR = 1000, 8
 _CLASS = "DebiasStableDiffusionXLPipeline"
 
 
@@ -176,14 +178,38 @@ def _word_origins(text: str, words: list[str]) -> list[Span]:
     if [piece for piece, _ in pieces] == words:
         return [span for _, span in pieces]
     spans: list[Span] = []
-    matcher = difflib.SequenceMatcher(None, [piece for piece, _ in pieces], words)
-    for tag, a, b, c, d in matcher.get_opcodes():
-        if tag == "equal":
+    for is_same, a, b, c, d in _matches([piece for piece, _ in pieces], words):
+        if is_same:
             spans += [span for _, span in pieces[a:b]]
         else:  # cleaned by what stands around them: all of these words come from all of those
             start = pieces[a][1][0] if a < len(pieces) else len(text)
             spans += [(start, max(start, pieces[b - 1][1][1]) if b else start)] * (d - c)
     return spans
+
+
+def _matches(pieces: list[str], words: list[str]) -> Iterator[tuple[bool, int, int, int, int]]:
+    """Runs `pieces[a:b]` and `words[c:d]` that are the same, or stand for each other, in order and without a gap.
+
+    difflib takes time as the square of the words, or worse; beyond `_MANY` they are matched within `_NEAR` of each other.
+    """
+    if len(pieces) + len(words) <= _MANY:
+        for tag, a, b, c, d in difflib.SequenceMatcher(None, pieces, words).get_opcodes():
+            yield tag == "equal", a, b, c, d
+        return
+    steps = sorted(itertools.product(range(_NEAR), repeat=2), key=sum)
+    a = c = 0
+    while a < len(pieces) and c < len(words):
+        near = ((i, k) for i, k in steps if pieces[a + i : a + i + 1] == words[c + k : c + k + 1] != [])
+        i, k = next(near, (_NEAR, _NEAR))
+        b, d = min(a + i, len(pieces)), min(c + k, len(words))
+        if (a, c) != (b, d):
+            yield False, a, b, c, d
+        a, c = b, d
+        if (i, k) != (_NEAR, _NEAR):
+            yield True, a, a + 1, c, c + 1
+            a, c = a + 1, c + 1
+    if (a, c) != (len(pieces), len(words)):
+        yield False, a, len(pieces), c, len(words)
 
 
 def _may_change(word: str) -> bool:

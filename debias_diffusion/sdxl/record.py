@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -126,7 +127,7 @@ def write_png(image: Image.Image, path: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(path: str | Path) -> dict[str, Any] | None:
-    """The record inside a picture; None where there is no file, or a broken one.
+    """The record inside a picture; None where there is no file, or a broken one, or a broken record.
 
     Raises ValueError for a whole picture that holds none: it was not drawn here, and is not to be overwritten.
     """
@@ -134,12 +135,15 @@ def read_record(path: str | Path) -> dict[str, Any] | None:
         with Image.open(path) as image:
             image.load()
             text = getattr(image, "text", {}).get(KEY)
-    except (OSError, SyntaxError):  # no such file, no picture, or one that ends early
-        return None
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError):
+        return None  # no such file, no picture, or one that ends early or whose header is broken
     if text is None:
         raise ValueError(f"{path} is a picture without a record of how it was made; choose another folder")
-    record: dict[str, Any] = json.loads(text)
-    return record
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def write_contact_sheets(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debias_diffusion.sdxl.generate import as_pipeline
+from debias_diffusion.sdxl.generate import as_pipeline, refuse_report_name
 from debias_diffusion.sdxl.shipped import slots_source
 from debias_diffusion.sdxl.slots import SLOTS
 
@@ -36,6 +36,7 @@ def set_names(sets: Sequence[str]) -> dict[str, str]:
             raise ValueError(
                 f"{text!r} names no set; write SOURCE or NAME=SOURCE, the name of letters, digits and . + - _"
             )
+        refuse_report_name(name)
         if name in named:
             raise ValueError(f"two sets are called {name!r}: {named[name]} and {source}; write NAME={source}")
         named[name] = source

@@ -1,14 +1,14 @@
 """Slot folders on disk: found, checked in every number that must agree, opened."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import CLIPTextConfig, CLIPTokenizer
+from transformers import CLIPTextConfig, CLIPTokenizer, PreTrainedModel
 
+from debias_diffusion.sdxl.config_files import VOCABULARY, read_object, reading
 from debias_diffusion.sdxl.slots import EOS, RECORD, Slot, SlotSpec, find_slot
 
 WEIGHTS_FILES = {"model.safetensors": None, "model.fp16.safetensors": "fp16"}
@@ -51,19 +51,60 @@ def check_slot(root: Path, slot: str) -> None:
 def slot_problems(root: Path, slot: str) -> list[str]:
     """What is wrong with a slot folder, one text each: class, activation, EOS, pad token, lengths, weights by name."""
     spec = find_slot(slot)
-    config = _read_json(root / slot / "config.json")
+    config = read_object(root / slot / "config.json")
     if config.get("model_type") != "clip_text_model":
         return [f"config.json describes a {config.get('model_type')!r} model, expected 'clip_text_model'"]
+    problems = _field_problems(config)
+    if problems:
+        return problems
     header = _read_header(_weights_file(root / slot))
-    _read_json(root / spec.tokenizer / "tokenizer_config.json")
-    tokenizer = CLIPTokenizer.from_pretrained(root / spec.tokenizer, local_files_only=True)
+    tokenizer = _open_tokenizer(root / spec.tokenizer)
     rules = [
         *_class_rules(spec, config),
         *_tokenizer_rules(spec, config, tokenizer),
         *_record_rules(spec, config, header.metadata, tokenizer),
     ]
     problems = [text for wrong, text in rules if wrong]
-    return problems or _weight_problems(spec, config, header)
+    if problems:
+        return problems
+    with reading(root / slot / "config.json"):
+        own = CLIPTextConfig.from_dict(config)
+        with torch.device("meta"):
+            model = spec.model_class(own)
+    return _weight_problems(spec, config, model, header)
+
+
+_FIELDS: dict[str, tuple[type, bool]] = {
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "eos_token_id"), (int, True)),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"), (int, False)),
+    "hidden_act": (str, True),
+    "architectures": (list, False),
+    RECORD: (dict, False),
+}
+"""Fields of a text encoder's config.json: their type, and whether transformers' own value must not stand in for them."""
+
+_KINDS: dict[type, str] = {int: "a whole number, 0 or more", str: "text", list: "a list of names", dict: "an object"}
+
+
+def _field_problems(config: dict[str, Any]) -> list[str]:
+    problems = []
+    for name, (kind, is_needed) in _FIELDS.items():
+        value = config.get(name)
+        if value is None and is_needed:
+            problems.append(f"config.json has no {name}")
+        elif value is not None and (type(value) is not kind or (isinstance(value, int) and value < 0)):
+            problems.append(f"config.json says {name} {value!r}, expected {_KINDS[kind]}")
+    return problems
+
+
+def _open_tokenizer(folder: Path) -> CLIPTokenizer:
+    read_object(folder / "tokenizer_config.json")
+    missing = [name for name in VOCABULARY if not (folder / name).is_file()]
+    if missing and not (folder / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"{folder} has no {', '.join(missing)}; copy or download it again")
+    with reading(folder):
+        tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizer
 
 
 @dataclass(frozen=True)
@@ -78,7 +119,7 @@ def _class_rules(spec: SlotSpec, config: dict[str, Any]) -> list[tuple[bool, str
     expected = spec.model_class.__name__
     return [
         (slot != spec.name, f"it was exported for {slot}, not for {spec.name}"),
-        (expected not in classes, f"it is a {' or '.join(classes)}, expected {expected}"),
+        (expected not in classes, f"it is a {' or '.join(map(str, classes))}, expected {expected}"),
         (activation not in ("quick_gelu", "gelu"), f"hidden_act is {activation!r}, expected quick_gelu or gelu"),
     ]
 
@@ -122,14 +163,12 @@ def slot_metadata(spec: SlotSpec, config: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _weight_problems(spec: SlotSpec, config: dict[str, Any], header: _Header) -> list[str]:
+def _weight_problems(spec: SlotSpec, config: dict[str, Any], model: PreTrainedModel, header: _Header) -> list[str]:
     rows = header.shapes.get("text_model.embeddings.position_embedding.weight", (0,))[0]
     said = config["max_position_embeddings"]
     if rows not in (said, 0):
         advice = "a table is made longer with Encoder.stretched, not by editing the config"
         return [f"the position table has {rows} rows, config.json says max_position_embeddings {said}; {advice}"]
-    with torch.device("meta"):
-        model = spec.model_class(CLIPTextConfig.from_dict(config))
     wanted = with_prefix({key: tuple(value.shape) for key, value in model.state_dict().items()})
     found = dict(header.shapes)
     if not spec.projects:
@@ -171,10 +210,3 @@ def _read_header(path: Path) -> _Header:
             return _Header(with_prefix(shapes), file.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}); copy or download it again") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no {path.name} in {path.parent}")
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content

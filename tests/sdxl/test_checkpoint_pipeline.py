@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from debias_diffusion.sdxl.checkpoint_pipeline import CONFIG_FILES, load_pipeline
+from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
+from debias_diffusion.sdxl.config_files import CONFIG_FILES, VOCABULARY
 from debias_diffusion.sdxl.generate import Settings, draw
 from debias_diffusion.sdxl.prompts import PromptLine
 
@@ -105,7 +106,7 @@ def test_a_file_of_another_kind_is_refused_by_what_it_lacks(root, tmp_path):
         load_pipeline(str(root / "folder"), torch.float32, None, config)
 
 
-@pytest.mark.parametrize("name", CONFIG_FILES)
+@pytest.mark.parametrize("name", [*CONFIG_FILES, *(f"tokenizer_2/{name}" for name in VOCABULARY)])
 def test_a_configuration_that_lacks_a_file_is_refused_by_its_name(name, root, tmp_path):
     shutil.copytree(root / "config", tmp_path / "config")
     (tmp_path / "config" / name).unlink()
@@ -119,3 +120,118 @@ def test_a_configuration_of_another_size_is_refused(root, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"block_out_channels": [32, 64, 96]}))
     with pytest.raises((ValueError, RuntimeError), match="96"):
         load_pipeline(str(root / "model.safetensors"), torch.float32, None, tmp_path / "config")
+
+
+# What would run, or be filled in silence
+
+
+def changed(root: Path, name: str, **changes: Any) -> Path:
+    path = root / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        (
+            {"scheduler": ["evil_module", "X"]},
+            r"'evil_module', 'X'.* as scheduler; expected diffusers and one of its sch",
+        ),
+        ({"scheduler": ["diffusers", "AutoencoderKL"]}, "as scheduler; expected diffusers and one of its schedulers"),
+        ({"scheduler": "evil_module"}, "names 'evil_module' as scheduler"),
+        ({"unet": [None, None]}, "as unet; expected diffusers and UNet2DConditionModel"),
+        ({"unet": None}, "names None as unet"),
+        ({"vae": ["evil_module", "AutoencoderKL"]}, "as vae; expected diffusers and AutoencoderKL"),
+        (
+            {"text_encoder_2": ["transformers", "CLIPTextModel"]},
+            "expected transformers and CLIPTextModelWithProjection",
+        ),
+        ({"tokenizer": ["transformers", "AutoTokenizer"]}, "expected transformers and CLIPTokenizer"),
+        ({"feature_extractor": ["evil_module", "X"]}, "as feature_extractor; expected transformers"),
+        ({"safety_checker": ["evil_module", "X"]}, "as safety_checker; expected none"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_class_that_is_not_sdxls_is_refused_and_its_module_never_imported(
+    kind, component, message, root, tmp_path, monkeypatch
+):
+    ran = tmp_path / "ran"
+    (tmp_path / "evil_module.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass X: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = changed(Path(shutil.copytree(root / "config", tmp_path / "own")), "model_index.json", **component)
+    arguments = (str(root / "model.safetensors"), own) if kind == "file" else (str(own), None)
+    with pytest.raises(ValueError, match=message):
+        load_pipeline(arguments[0], torch.float32, None, arguments[1])
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        *((name, "[]", rf"{name} holds a list, expected a JSON object") for name in CONFIG_FILES),
+        ("unet/config.json", "{", r"unet/config.json is no JSON"),
+        ("vae/config.json", "[" * 100_000, r"vae/config.json is no JSON"),
+        ("tokenizer/vocab.json", "{", r"own/tokenizer cannot be used"),
+        ("tokenizer_2/vocab.json", "[]", r"own/tokenizer_2 cannot be used"),
+        ("scheduler/scheduler_config.json", '{"beta_schedule": []}', "scheduler_config.json cannot be used"),
+        ("unet/config.json", '{"block_out_channels": null}', "unet/config.json cannot be used"),
+    ],
+)
+def test_odd_configuration_is_one_error_that_names_its_place(name, content, message, root, tmp_path):
+    own = Path(shutil.copytree(root / "config", tmp_path / "own"))
+    (own / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_pipeline(str(root / "model.safetensors"), torch.float32, None, own)
+
+
+UNET, FIRST = "model.diffusion_model.", "conditioner.embedders.0.transformer.text_model."
+SECOND, VAE = "conditioner.embedders.1.model.", "first_stage_model."
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (f"{UNET}input_blocks.0.0.weight", "lacks weights of the unet .*: conv_in.weight"),
+        (f"{VAE}quant_conv.weight", "lacks weights of the vae .*: quant_conv.weight"),
+        (f"{FIRST}encoder.layers.0.mlp.fc1.weight", "lacks weights of the text_encoder .*layers.0.mlp.fc1.weight"),
+        (f"{FIRST}embeddings.position_embedding.weight", "lacks conditioner.*position_embedding.weight"),
+        (f"{SECOND}positional_embedding", "lacks conditioner.*positional_embedding"),
+        (f"{SECOND}text_projection", "lacks weights of the text_encoder_2 .*text_projection"),
+        (f"{SECOND}transformer.resblocks.3.attn.in_proj_weight", "of the text_encoder_2 .*layers.3.self_attn"),
+    ],
+)
+def test_a_file_that_lacks_a_weight_is_refused_by_its_name(key, message, root, tmp_path):
+    state = load_file(root / "model.safetensors")
+    del state[key]
+    save_file(state, tmp_path / "less.safetensors")
+    with pytest.raises(ValueError, match=message):
+        load_pipeline(str(tmp_path / "less.safetensors"), torch.float32, None, root / "config")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("text_encoder", {"num_hidden_layers": 1}, r"of the text_encoder .* no place for: text_model.encoder.layers.1"),
+        ("text_encoder_2", {"num_hidden_layers": 10}, r"of the text_encoder_2 .* no place for: .*\.10\."),
+        ("text_encoder", {"num_hidden_layers": 3}, r"lacks weights of the text_encoder .*layers.2"),
+        ("unet", {"transformer_layers_per_block": [1, 2, 9]}, r"a UNet of [\d,]+ values, of which its configuration"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_configuration_of_another_depth_is_refused(kind, name, change, message, root, tmp_path):
+    own = Path(shutil.copytree(root / ("config" if kind == "file" else "folder"), tmp_path / "own"))
+    changed(own, f"{name}/config.json", **change)
+    arguments = (str(root / "model.safetensors"), None, own) if kind == "file" else (str(own), None, None)
+    with pytest.raises(ValueError, match=message):
+        load_pipeline(arguments[0], torch.float32, *arguments[1:])
+
+
+@pytest.mark.parametrize(("name", "key"), [("text_encoder", "fc1.weight"), ("unet", "conv_in.weight")])
+def test_a_folder_that_lacks_a_weight_is_not_filled_with_random_ones(name, key, layouts, root, tmp_path):
+    own = Path(shutil.copytree(root / "folder", tmp_path / "own"))
+    path = own / layouts.weights_file(name, "fp16")
+    state = {k: v for k, v in load_file(path).items() if not k.endswith(key)}
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"lacks weights of the {name} .*{key}"):
+        load_pipeline(str(own), torch.float32)

@@ -18,6 +18,7 @@ from debias_diffusion.sdxl import generate_command, record, shipped
 from debias_diffusion.sdxl.generate import Settings, as_pipeline, compare, draw, generate, token_report
 from debias_diffusion.sdxl.prompts import PromptLine, debias_pipeline
 from debias_diffusion.sdxl.record import module_hash, read_record, write_contact_sheets, write_png
+from debias_diffusion.sdxl.sets import set_names
 
 TWO_STEPS = Settings(steps=2, width=32, height=32)
 QUIET: dict[str, Any] = {"settings": TWO_STEPS, "progress": False}
@@ -469,3 +470,24 @@ def test_wrong_commands_say_what_is_missing(words, message, checkpoint, tmp_path
     with pytest.raises(ValueError, match=message):
         command(checkpoint, tmp_path / "out", *words)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_guidance_is_a_finite_number_from_zero(value):
+    with pytest.raises(ValueError, match=r"guidance_scale is (nan|inf|-1.0); expected a finite number, 0 or more"):
+        Settings(guidance_scale=value)
+
+
+def test_a_seed_that_torch_cannot_take_is_refused_by_its_flag(stock, tmp_path):
+    for lines, seeds in ((["a cat"], [2**63]), ([PromptLine("a cat", seed=2**64)], [0])):
+        with pytest.raises(ValueError, match=r"--seed \d+, or a prompt's own, is too large"):
+            generate(stock, lines, seeds, tmp_path / "none", **QUIET)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["results.json", "contact-sheet.png", "table.md", "Report.html"])
+def test_a_set_is_not_called_as_a_file_of_the_report(name, stock, tmp_path):
+    with pytest.raises(ValueError, match="as a file of the report is"):
+        compare({name: stock}, ["a cat"], [0], tmp_path / "none", **QUIET)
+    with pytest.raises(ValueError, match="as a file of the report is"):
+        set_names([f"{name}=stock"])

@@ -1,6 +1,7 @@
 """What was cut, in the user's own words; cleaning; prompt files."""
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from diffusers import StableDiffusionXLImg2ImgPipeline
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from debias_diffusion.captions.clean import clean_caption
 from debias_diffusion.encoders.tokens import Tokenizer
 from debias_diffusion.sdxl.prompts import (
     PromptLine,
+    _matches,
     clean_prompt,
     debias_pipeline,
     prompt_report,
@@ -274,3 +277,25 @@ def test_other_pipelines_are_told_how_to_use_the_embeddings(stock):
     other = StableDiffusionXLImg2ImgPipeline(**stock[77].components, add_watermarker=False)
     with pytest.raises(ValueError, match="got a StableDiffusionXLImg2ImgPipeline.*prompt_embeddings"):
         debias_pipeline(other)
+
+
+def test_a_long_prompt_that_cleaning_changes_throughout_is_spanned_in_moments():
+    odd = " ".join(f"\u00c3 {i:x}" for i in range(5_000))
+    start = time.process_time()
+    prompt = clean_prompt(f"{odd} three white geese")
+    assert time.process_time() - start < 10
+    words = prompt.split()
+    assert prompt.source[slice(*prompt.in_source((len(prompt) - 5, len(prompt))))] == "geese"
+    at = prompt.index(f" {2_000:x} ") + 1
+    assert f"{2_000:x}" in prompt.source[slice(*prompt.in_source((at, at + 3)))]
+    assert len(words) > 5_000
+
+
+@given(st.text("ab \u00c3\u00a9&;", max_size=60))
+def test_matching_nearby_covers_every_word_and_piece_in_order(text):
+    pieces, words = text.split(), clean_caption(text).split()
+    runs = list(_matches(pieces * 600, words * 600))
+    ends = [(0, 0), *((b, d) for _, _, b, _, d in runs)]
+    assert [(a, c) for _, a, _, c, _ in runs] == ends[:-1]
+    assert ends[-1] == (len(pieces) * 600, len(words) * 600)
+    assert all((pieces * 600)[a:b] == (words * 600)[c:d] for is_same, a, b, c, d in runs if is_same)

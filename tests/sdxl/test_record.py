@@ -1,11 +1,13 @@
 """A picture's record names the weights it was drawn with, and the sheets show every picture large enough."""
 
 import copy
+import struct
+import zlib
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from debias_diffusion.sdxl import record
 from debias_diffusion.sdxl.record import (
@@ -142,3 +144,23 @@ def test_a_sheet_enlarges_small_pictures_by_a_whole_factor_unsmoothed(size, show
         assert second.getpixel((shown[0] - 1, shown[1] - 1)) == (255, 0, 0)
         assert (len(second.getcolors(1 << 16)) == 2) or max(size) > 256  # two colours, and none between them
     assert read_record(path) == {"contact_sheet": [["p.png", "p.png"]]}
+
+
+@pytest.mark.parametrize("damage", ["no JSON", "no object", "size", "length"])
+def test_a_picture_with_a_broken_record_or_header_counts_as_not_there(damage, tmp_path):
+    path = tmp_path / "a.png"
+    write_png(Image.new("RGB", (8, 8)), path, {"seed": 1})
+    assert read_record(path) == {"seed": 1}
+    if damage.startswith("no"):
+        text = PngImagePlugin.PngInfo()
+        text.add_itxt(record.KEY, "{" if damage == "no JSON" else "[1]")
+        Image.new("RGB", (8, 8)).save(path, pnginfo=text)
+    else:
+        header = {"size": struct.pack(">I", 13) + b"IHDR" + b"\xff" * 8, "length": struct.pack(">I", 2) + b"IHDR"}[
+            damage
+        ]
+        content = path.read_bytes()
+        body = header[4:] + content[8 + len(header) : 29]
+        whole = header + content[8 + len(header) : 29] + struct.pack(">I", zlib.crc32(body))
+        path.write_bytes(content[:8] + whole + content[33:])
+    assert read_record(path) is None
