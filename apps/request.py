@@ -5,10 +5,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from debias_diffusion.captions.sentences import split_sentences
 from debias_diffusion.sdxl.generate import Settings
 from debias_diffusion.sdxl.prompts import SYNTAXES, PromptLine
 
 MAX_CHARACTERS = 40_000
+MAX_SENTENCES = 500
+"""Each is read once by every encoder, while other visitors wait."""
 MAX_SEEDS = 9
 MAX_STEPS = 150
 MAX_SEED = 2**53 - 1
@@ -135,17 +138,37 @@ def refuse_long(text: str, name: str = "prompt") -> None:
             f"the {name} has {len(text):,} characters; at most {MAX_CHARACTERS:,} are taken. No encoder reads more than "
             "its first thousand words anyway"
         )
+    if not is_unicode(text):
+        raise ValueError(f"the {name} holds half of a character that needs two; type it again")
+    if (count := len(split_sentences(text))) > MAX_SENTENCES:
+        raise ValueError(f"the {name} has {count:,} sentences or lines; at most {MAX_SENTENCES} are taken")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written down: a lone surrogate cannot.
+
+    >>> is_unicode("é"), is_unicode(chr(0xD800))
+    (True, False)
+    """
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def finite(value: Any, name: str) -> float:
     """A number from what a browser sends for one; an empty field is an error that names it."""
-    if value is None or isinstance(value, bool) or not math.isfinite(float(value)):
+    if value is None or isinstance(value, bool) or not _is_finite(value):
         raise ValueError(f"the {name} is {value!r}; expected a number")
     return float(value)
 
 
 def whole(value: Any, name: str) -> int:
     """A whole number from what a browser sends for one; an empty field is an error that names it."""
-    if value is None or isinstance(value, bool) or not math.isfinite(float(value)) or float(value) != int(value):
+    if value is None or isinstance(value, bool) or not _is_finite(value) or float(value) != int(value):
         raise ValueError(f"the {name} is {value!r}; expected a whole number")
     return int(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # a whole number of hundreds of digits
+        return False

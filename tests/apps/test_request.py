@@ -21,6 +21,8 @@ def test_a_request_becomes_the_librarys_own_settings():
         ({"prompt": " \n"}, "prompt is empty"),
         ({"prompt": "x" * (MAX_CHARACTERS + 1)}, "at most 40,000"),
         ({"negative": "x" * (MAX_CHARACTERS + 1)}, "negative prompt has 40,001"),
+        ({"prompt": "a\n" * 501}, "501 sentences or lines; at most 500"),
+        ({"prompt": "a cat \ud800"}, "half of a character"),
         ({"sets": ()}, "choose 1 to 3"),
         ({"sets": ("a", "b", "c", "d")}, "4 sets"),
         ({"sets": ("a", "a")}, "different"),
@@ -50,7 +52,7 @@ def test_every_offered_size_can_be_asked_for():
             read_size(name, own)
 
 
-@pytest.mark.parametrize("value", [None, True, float("nan"), float("inf"), "many"])
+@pytest.mark.parametrize("value", [None, True, float("nan"), float("inf"), 10**400, "many"])
 def test_an_empty_or_odd_field_is_no_number(value):
     for read in (finite, whole):
         with pytest.raises(ValueError, match=r"seed is .*; expected a|could not convert"):
