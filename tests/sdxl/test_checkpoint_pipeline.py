@@ -118,7 +118,7 @@ def test_a_configuration_of_another_size_is_refused(root, tmp_path):
     shutil.copytree(root / "config", tmp_path / "config")
     path = tmp_path / "config" / "unet" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"block_out_channels": [32, 64, 96]}))
-    with pytest.raises((ValueError, RuntimeError), match="96"):
+    with pytest.raises(ValueError, match="lacks weights of the unet that its configuration calls for"):
         load_pipeline(str(root / "model.safetensors"), torch.float32, None, tmp_path / "config")
 
 
