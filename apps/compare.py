@@ -85,17 +85,15 @@ def load_studio(
     from apps.studio import open_studio
     from debias_diffusion.encoders.checkpoint import load_encoder
     from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
-    from debias_diffusion.sdxl.devices import find_device
+    from debias_diffusion.sdxl.devices import find_device, find_precision
     from debias_diffusion.sdxl.sets import set_names
     from debias_diffusion.sdxl.shipped import CHECKPOINT, SLOT_SETS, checkpoint_source
-    from debias_diffusion.sdxl.slots import find_dtype
 
     named = set_names(sets) if sets else {}
     if not sets and checkpoint == CHECKPOINT:
         named = set_names([f"{CHECKPOINT}:{kind}" for kind in SLOT_SETS])
     device = find_device(device)
-    precision = find_dtype(dtype or ("fp32" if device == "cpu" else "fp16"))
-    pipe = load_pipeline(checkpoint_source(checkpoint), precision, variant, config)
+    pipe = load_pipeline(checkpoint_source(checkpoint), find_precision(device, dtype), variant, config)
     if offload:
         pipe.enable_model_cpu_offload(device=device)
     else:

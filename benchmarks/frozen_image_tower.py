@@ -12,12 +12,12 @@ results/frozen_image_tower.md and .json beside this file, as soon as they are kn
 import argparse
 import dataclasses
 import json
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+from demo_seeds import METRIC, cell
 from recorded import RESULTS, keep, machine_line, record
 from timing import peak_bytes
 
@@ -107,14 +107,9 @@ def _head(tables: list[Table]) -> list[str]:
 def _rows(tables: list[Table], seconds: dict[str, list[float]], of: str = "") -> list[str]:
     rows = []
     for name in WAYS:
-        cells = [_cell([table[name][p]["t2i_recall@1"] for table in tables]) for p in _shown(tables)]
-        rows.append(f"| {name}{of} | {' | '.join(cells)} | {_cell(seconds[name])} |")
+        cells = [cell([table[name][p][METRIC] for table in tables]) for p in _shown(tables)]
+        rows.append(f"| {name}{of} | {' | '.join(cells)} | {cell(seconds[name])} |")
     return rows
-
-
-def _cell(values: list[float]) -> str:
-    spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{spread}"
 
 
 if __name__ == "__main__":

@@ -37,14 +37,13 @@ from debias_diffusion.evaluation.kept_run import keep_flags, refuse_other_run
 from debias_diffusion.evaluation.results import header
 from debias_diffusion.sdxl.batches import Job, draw_batches
 from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
-from debias_diffusion.sdxl.devices import find_device
+from debias_diffusion.sdxl.devices import find_device, find_precision
 from debias_diffusion.sdxl.generate import Settings, compare
 from debias_diffusion.sdxl.judge import refuse_tested
 from debias_diffusion.sdxl.prompts import PromptLine, read_prompts
 from debias_diffusion.sdxl.record import SHEET, read_record, write_png
 from debias_diffusion.sdxl.sets import OpenedSet, open_sets, set_names
 from debias_diffusion.sdxl.shipped import checkpoint_source
-from debias_diffusion.sdxl.slots import find_dtype
 
 _SHEET_PICTURES = 24
 _MOST_SEEDS, _MOST_SCENES = 1_000, 1_000_000
@@ -120,7 +119,7 @@ def fidelity(
     }
     if not fresh:
         refuse_other_run(output, kept, growing)
-    base = load_pipeline(checkpoint_source(checkpoint), find_dtype("fp32" if place == "cpu" else "fp16"), None, config)
+    base = load_pipeline(checkpoint_source(checkpoint), find_precision(place), None, config)
     opened = open_sets(base.to(place), sources)
     flags |= {"sets": sets, "seeds": seeds, "scenes": growing["scenes"], "prompts": prompts, "config": config}
     about = header("fidelity", [str(output), *(["--short"] if kept["short"] else [])], flags)

@@ -27,6 +27,7 @@ from miniature_vae import VaeConfig, reconstruction_error, refine_decoder, train
 from miniature_vocabulary import write_siglip_tokenizer
 
 from debias_diffusion.config import PRESETS
+from debias_diffusion.demo import RECIPES, fine_tune
 from debias_diffusion.encoders.checkpoint import load_encoder, replace_folder
 from debias_diffusion.encoders.encoder import MINIATURE_FOLDER
 from debias_diffusion.encoders.tokens import BPE_FILE
@@ -35,7 +36,6 @@ from debias_diffusion.sdxl.slots import slot_from_encoder
 GENTLE = {"max_steps": 150, "learning_rate": 1e-4, "train_towers": "text"}
 """For the encoders that go into SDXL's slots: the demo's 5e-4 moves their states so far that the UNet, which knows the
 bases' alone, no longer understands them."""
-RECIPES = ("long-clip", "debias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,6 @@ def make_siglip(config: MiniatureConfig) -> None:
 
 def make_encoders(config: MiniatureConfig) -> None:
     """Fine-tunes the text towers of both bases as Long-CLIP and as DeBias, gently."""
-    from debias_diffusion.demo import fine_tune
-
     for row, suffix in ROWS.items():
         for recipe in RECIPES:
             tuned = dataclasses.replace(

@@ -102,13 +102,10 @@ class ShardRows:
         return shard, number, offset, size
 
 
-@dataclass(frozen=True)
-class Shards:
-    """The rows of a packed folder, in their order; any row is read at once, by any number of processes."""
+class OfShardRows:
+    """The columns that every set of `ShardRows` shows, wherever its shards lie."""
 
-    folder: Path
-    rows: ShardRows = field(repr=False)
-    left_out: dict[str, int]
+    rows: ShardRows
 
     @property
     def keys(self) -> Sequence[str]:
@@ -120,6 +117,15 @@ class Shards:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Shards(OfShardRows):
+    """The rows of a packed folder, in their order; any row is read at once, by any number of processes."""
+
+    folder: Path
+    rows: ShardRows = field(repr=False)
+    left_out: dict[str, int]
 
     def picture(self, index: int) -> PackedPicture:
         """Returns row `index`'s picture."""
@@ -137,8 +143,7 @@ class Shards:
             raise ValueError(f"{folder} is not packed to the end; run the same `debias-diffusion pack` command again")
         index = json_document(folder / INDEX_FILE)
         where = str(folder / INDEX_FILE)
-        if json_field(index, "format", str, where) != FORMAT:
-            raise ValueError(f"{where}: the format is {index['format']!r}, expected {FORMAT!r}; pack the data again")
+        check_format(index, where)
         rows = ShardRows()
         begin: int | None = 0
         for number in range(json_field(index, "shards", int, where)):
@@ -150,6 +155,12 @@ class Shards:
         if not len(rows):
             raise ValueError(f"{folder}: holds no picture with a caption; {folder / 'left_out.jsonl'} says why")
         return Shards(folder, rows, left_out_counts(index, where))
+
+
+def check_format(index: Any, where: str) -> None:
+    """Raises ValueError, opening with `where`, for an index that this version did not write."""
+    if json_field(index, "format", str, where) != FORMAT:
+        raise ValueError(f"{where}: the format is {index['format']!r}, expected {FORMAT!r}; pack the data again")
 
 
 def read_shard_index(folder: Path, number: int) -> dict[str, Any] | None:

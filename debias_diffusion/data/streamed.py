@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from debias_diffusion.data.pictures import BadPicture, decode_picture
-from debias_diffusion.data.shards import ShardRows, picture_digest
+from debias_diffusion.data.shards import OfShardRows, ShardRows, picture_digest
 from debias_diffusion.data.streamed_reader import RemoteFolder, Span
 
 _GAP = 1 << 15  # bytes between two pictures that are cheaper to read than a second request: a caption and tar headers
@@ -30,7 +30,7 @@ class StreamedPicture:
         return self.shards.open(self.row, min_side)
 
 
-class StreamedShards:
+class StreamedShards(OfShardRows):
     """Rows of shards at a url; what they say is held in memory, pictures are read when asked for.
 
     `fetch` reads a batch's pictures at once, neighbours in one request; `open` alone makes a request for each.
@@ -39,17 +39,6 @@ class StreamedShards:
     def __init__(self, folder: RemoteFolder, names: Sequence[str], rows: ShardRows, left_out: dict[str, int]) -> None:
         self.folder, self.names, self.rows, self.left_out = folder, names, rows, left_out
         self._held: dict[int, bytes] = {}
-
-    @property
-    def keys(self) -> Sequence[str]:
-        return self.rows.keys
-
-    @property
-    def captions(self) -> Sequence[str]:
-        return self.rows.captions
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def picture(self, index: int) -> StreamedPicture:
         """Returns row `index`'s picture, unread."""

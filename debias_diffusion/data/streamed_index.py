@@ -12,11 +12,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from debias_diffusion.data.shards import FORMAT, INDEX_FILE, ShardRows, chained_next, left_out_counts, shard_name
+from debias_diffusion.data.shards import (
+    FORMAT,
+    INDEX_FILE,
+    ShardRows,
+    chained_next,
+    check_format,
+    left_out_counts,
+    shard_name,
+)
 from debias_diffusion.data.streamed import StreamedShards
 from debias_diffusion.data.streamed_reader import RemoteFolder, StreamError, parent_and_name
 from debias_diffusion.data.streamed_tars import tar_index
-from debias_diffusion.data.text_files import counted, json_field
+from debias_diffusion.data.text_files import counted, json_field, parse_json
 
 DEFAULT_CACHE = Path("~/.cache/debias-diffusion/streams")
 _MOST_SHARDS = 100_000  # what five digits number
@@ -85,8 +93,7 @@ def _packed_about(folder: RemoteFolder) -> dict[str, Any] | None:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
-    if json_field(about, "format", str, where) != FORMAT:
-        raise ValueError(f"{where}: the format is {about['format']!r}, expected {FORMAT!r}; pack the data again")
+    check_format(about, where)
     return about
 
 
@@ -133,10 +140,7 @@ def _kept(folder: RemoteFolder, name: str, cache: Path, make: Callable[[], dict[
 
 
 def _object(data: bytes, where: str) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid JSON ({error})") from error
+    document = parse_json(data, where)
     if not isinstance(document, dict):
         raise ValueError(f"{where}: got {type(document).__name__}, expected an object")
     return document

@@ -27,12 +27,17 @@ def read_text(path: Path) -> str:
 
 def json_document(path: Path) -> Any:
     """Returns the parsed file; raises `ValueError` naming it where it is not JSON."""
+    return parse_json(read_text(path), str(path))
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Returns the parsed text; raises `ValueError`, opening with `where`, where it is not JSON."""
     try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: not valid JSON ({error})") from error
     except RecursionError as error:
-        raise ValueError(f"{path}: {_TOO_DEEP}") from error
+        raise ValueError(f"{where}: {_TOO_DEEP}") from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

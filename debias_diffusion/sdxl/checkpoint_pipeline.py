@@ -12,6 +12,7 @@ from debias_diffusion.sdxl.checkpoint_weights import (
     MODELS,
     TOWERS,
     UNET,
+    Shapes,
     check_file,
     check_folder,
     check_unet_and_vae,
@@ -68,9 +69,9 @@ def _open_folder(folder: Path, dtype: torch.dtype, variant: str | None) -> Any:
 def _open_file(path: Path, dtype: torch.dtype, variant: str | None, config: Path | None) -> Any:
     if variant is not None:
         raise ValueError(f"--variant {variant} belongs to a folder with weights in several; {path} is one file")
-    _refuse_other_files(path)
-    pipe = _from_hub_config(path, dtype) if config is None else _from_config(path, dtype, config)
-    check_file(pipe, path)
+    shapes = _shapes_of_sdxl(path)
+    pipe = _from_hub_config(path, dtype) if config is None else _from_config(path, shapes, dtype, config)
+    check_file(pipe, path, shapes)
     return pipe
 
 
@@ -85,12 +86,12 @@ def _from_hub_config(path: Path, dtype: torch.dtype) -> Any:
         ) from error
 
 
-def _from_config(path: Path, dtype: torch.dtype, config: Path) -> Any:
+def _from_config(path: Path, shapes: Shapes, dtype: torch.dtype, config: Path) -> Any:
     missing = missing_files(config)
     if missing:
         raise FileNotFoundError(f"{config} is no configuration for {path.name}: it has no {', '.join(missing)}; {_HOW}")
     check_config(config)
-    check_unet_and_vae(path, config)
+    check_unet_and_vae(path, shapes, config)
     small = load_small(config)
     with reading(f"{path} with the configuration in {config}", _FIT):
         return StableDiffusionXLPipeline.from_single_file(
@@ -98,10 +99,12 @@ def _from_config(path: Path, dtype: torch.dtype, config: Path) -> Any:
         )
 
 
-def _refuse_other_files(path: Path) -> None:
+def _shapes_of_sdxl(path: Path) -> Shapes:
+    """Names and shapes of the tensors in a single file; ValueError for one that is no SDXL checkpoint."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; expected an SDXL checkpoint in one .safetensors file")
-    keys = list(read_shapes([path]))
+    shapes = read_shapes([path])
+    keys = list(shapes)
     missing = [name for name, prefix in _PARTS.items() if not any(key.startswith(prefix) for key in keys)]
     if missing:
         raise ValueError(
@@ -111,6 +114,7 @@ def _refuse_other_files(path: Path) -> None:
     unnamed = [key for key in _TOLD_BY if key not in keys]
     if unnamed:
         raise ValueError(f"{path} lacks {', '.join(unnamed)}; fetch or copy the checkpoint again")
+    return shapes
 
 
 def _only_variant(folder: Path) -> str | None:

@@ -45,12 +45,12 @@ def read_shapes(paths: Iterable[Path]) -> Shapes:
     return shapes
 
 
-def check_unet_and_vae(path: Path, config: Path) -> None:
+def check_unet_and_vae(path: Path, shapes: Shapes, config: Path) -> None:
     """Raises ValueError naming weights of a single file's UNet and VAE that its configuration calls for and it lacks.
 
     To be called before diffusers opens the file, which then fails without a name.
     """
-    state = {key: torch.empty(shape, device="meta") for key, shape in read_shapes([path]).items()}
+    state = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
     kinds: dict[str, tuple[Any, Any]] = {
         "unet": (UNet2DConditionModel, convert_ldm_unet_checkpoint),
         "vae": (AutoencoderKL, convert_ldm_vae_checkpoint),
@@ -65,10 +65,9 @@ def check_unet_and_vae(path: Path, config: Path) -> None:
         _refuse_missing(model.state_dict().keys() - found.keys(), name, path)
 
 
-def check_file(pipe: Any, path: Path) -> None:
+def check_file(pipe: Any, path: Path, shapes: Shapes) -> None:
     """Raises ValueError naming weights that the pipeline has and its single file lacks, or the other way round."""
     _refuse_unfilled(pipe, path)
-    shapes = read_shapes([path])
     for name, prefix in TOWERS.items():
         found = {key.removeprefix(prefix) for key in shapes if key.startswith(prefix)}
         state = getattr(pipe, name).state_dict()

@@ -69,13 +69,22 @@ def reading(what: str | Path, advice: str = "copy or download it again") -> Iter
 
 def missing_files(folder: Path) -> list[str]:
     """The configuration files an SDXL folder lacks, vocabularies among them, by their paths in it."""
-    vocabularies = [
-        f"{name}/{file}"
-        for name in _TOKENIZERS
-        if not (folder / name / "tokenizer.json").is_file()
-        for file in VOCABULARY
-    ]
-    return [name for name in (*CONFIG_FILES, *vocabularies) if not (folder / name).is_file()]
+    vocabularies = [f"{name}/{file}" for name in _TOKENIZERS for file in missing_vocabulary(folder / name)]
+    return [*(name for name in CONFIG_FILES if not (folder / name).is_file()), *vocabularies]
+
+
+def missing_vocabulary(folder: Path) -> list[str]:
+    """The files that a tokenizer's folder lacks; none where a tokenizer.json stands for them."""
+    if (folder / "tokenizer.json").is_file():
+        return []
+    return [name for name in VOCABULARY if not (folder / name).is_file()]
+
+
+def open_tokenizer(folder: Path) -> CLIPTokenizer:
+    """The tokenizer in a folder; ValueError that names it where it cannot be used."""
+    with reading(folder):
+        tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    return tokenizer
 
 
 def check_config(folder: Path) -> None:
@@ -102,10 +111,7 @@ def load_small(folder: Path) -> dict[str, Any]:
 
     Raises ValueError that names the folder of the one that cannot be used.
     """
-    parts: dict[str, Any] = {}
-    for name in _TOKENIZERS:
-        with reading(folder / name):
-            parts[name] = CLIPTokenizer.from_pretrained(folder / name, local_files_only=True)
+    parts: dict[str, Any] = {name: open_tokenizer(folder / name) for name in _TOKENIZERS}
     kind = getattr(diffusers, read_object(folder / "model_index.json")["scheduler"][1])
     with reading(folder / "scheduler" / "scheduler_config.json"):
         parts["scheduler"] = kind.from_pretrained(folder / "scheduler", local_files_only=True)

@@ -2,6 +2,8 @@
 
 import torch
 
+from debias_diffusion.sdxl.slots import find_dtype
+
 
 def find_device(name: str | None = None) -> str:
     """The device called `name`, once something could be put there; None is a GPU where there is one, else the CPU.
@@ -17,6 +19,11 @@ def find_device(name: str | None = None) -> str:
     if not is_usable:
         raise ValueError(f"no device {name!r} here; devices: {', '.join(_devices())}")
     return name
+
+
+def find_precision(device: str, name: str | None = None) -> torch.dtype:
+    """The dtype called `name`; None is fp32 on a CPU, which computes little in halves, and fp16 elsewhere."""
+    return find_dtype(name or ("fp32" if torch.device(device).type == "cpu" else "fp16"))
 
 
 def _devices() -> list[str]:

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from debias_diffusion.sdxl.checkpoint_pipeline import load_pipeline
-from debias_diffusion.sdxl.devices import find_device
+from debias_diffusion.sdxl.devices import find_device, find_precision
 from debias_diffusion.sdxl.generate import Settings, as_pipeline, compare, token_report
 from debias_diffusion.sdxl.generate import generate as generate_pictures
 from debias_diffusion.sdxl.prompts import PromptLine, read_prompts
 from debias_diffusion.sdxl.shipped import checkpoint_source, slots_source
-from debias_diffusion.sdxl.slots import SLOTS, find_dtype
+from debias_diffusion.sdxl.slots import SLOTS
 
 Checkpoint = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
 Output = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUTPUT")]
@@ -80,9 +80,7 @@ def generate(
     if compare_with_base and not encoders:
         raise ValueError("--compare-with-base needs other encoders: give --text-encoder or --text-encoder-2")
     device = find_device(device)
-    pipe = load_pipeline(
-        checkpoint_source(base), find_dtype(dtype or ("fp32" if device.startswith("cpu") else "fp16")), variant, config
-    )
+    pipe = load_pipeline(checkpoint_source(base), find_precision(device, dtype), variant, config)
     if offload:
         pipe.enable_model_cpu_offload(device=device)
     else:

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import CLIPTextConfig, CLIPTokenizer, PreTrainedModel
 
-from debias_diffusion.sdxl.config_files import VOCABULARY, read_object, reading
+from debias_diffusion.sdxl.config_files import missing_vocabulary, open_tokenizer, read_object, reading
 from debias_diffusion.sdxl.slots import EOS, RECORD, Slot, SlotSpec, find_slot
 
 WEIGHTS_FILES = {"model.safetensors": None, "model.fp16.safetensors": "fp16"}
@@ -99,12 +99,9 @@ def _field_problems(config: dict[str, Any]) -> list[str]:
 
 def _open_tokenizer(folder: Path) -> CLIPTokenizer:
     read_object(folder / "tokenizer_config.json")
-    missing = [name for name in VOCABULARY if not (folder / name).is_file()]
-    if missing and not (folder / "tokenizer.json").is_file():
+    if missing := missing_vocabulary(folder):
         raise FileNotFoundError(f"{folder} has no {', '.join(missing)}; copy or download it again")
-    with reading(folder):
-        tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-    return tokenizer
+    return open_tokenizer(folder)
 
 
 @dataclass(frozen=True)
